@@ -1,0 +1,95 @@
+"""What every gate is, and the two ways to look inside a stack of them: force and record."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from zoo.registry import RecipeError, did_you_mean
+
+
+class Gate(nn.Module, ABC):
+    """A causal function of the tensor x [B,T,d_in] that its mixer hands it.
+
+    Gates compute, mixers apply: a gate returns its values and never sees what they act on, so any gate of any stack
+    can be read, forced, tested and swapped alike. A constructor takes the `Slot` and then keyword-only options with
+    defaults.
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Any:
+        """The gate's values for x."""
+
+    @abstractmethod
+    def forced(self, given: Any, value: float | Tensor) -> Any:
+        """What the gate returns instead of `given` when its values are forced to `value`, in the gate's own unit."""
+
+    @abstractmethod
+    def values(self, given: Any) -> Tensor:
+        """What `given`, returned by `forward`, says in the gate's own unit."""
+
+
+def named_gates(model: nn.Module) -> dict[str, Gate]:
+    """The gates of a model by module path, e.g. `layers.0.mixer.gates.decay`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
+
+
+@contextmanager
+def force(model: nn.Module, pattern: str, value: float | Tensor) -> Iterator[None]:
+    """Within the block the gates whose path matches `pattern` (shell wildcards) give `value`.
+
+    The value speaks the gate's own unit: decay exp(log_decay) (1 never forgets, 0 forgets all), write beta, output
+    the score, branch the weights. A tensor must broadcast to the gate's values. RecipeError when no gate matches.
+    """
+    gates = named_gates(model)
+    matching = [gate for name, gate in gates.items() if fnmatchcase(name, pattern)]
+    if not matching:
+        raise RecipeError(f"force: no gate matches '{pattern}'{did_you_mean(pattern, gates)}")
+    hooks = [gate.register_forward_hook(lambda module, args, given: module.forced(given, value)) for gate in matching]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Within the block collects what each gate gave in its latest call: path -> values [B,T,...], detached.
+
+    Decay gates are read as exp(log_decay), the others as they are. Padded calls are read as the layers see them:
+    packed, [1, real tokens, ...].
+    """
+    seen: dict[str, Tensor] = {}
+
+    def reader(name: str) -> Any:
+        def read(module: Gate, args: Any, given: Any) -> None:
+            seen[name] = module.values(given).detach()
+
+        return read
+
+    hooks = [gate.register_forward_hook(reader(name)) for name, gate in named_gates(model).items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def float32(x: Tensor) -> Tensor:
+    """x in float32, or float64 if it is that already: what gates compute in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def full_like(given: Tensor, value: float | Tensor) -> Tensor:
+    """`value` broadcast to the shape of `given`, in its dtype."""
+    value = torch.as_tensor(value, dtype=given.dtype, device=given.device)
+    return value.expand_as(given)

@@ -1,0 +1,85 @@
+"""Decay gates: how much of the state survives a step."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from zoo.gates._gate import Gate, float32
+from zoo.registry import DECAY
+
+register = DECAY.register
+
+FORGET = -1e4
+"""A log-decay that forgets all: exp(-1e4) is 0, and unlike -inf it can be subtracted from itself."""
+
+
+class Decay(NamedTuple):
+    """log_decay <= 0, float32: [B,T,H] (head), [B,T,H,K] (channel)."""
+
+    log_decay: Tensor
+
+
+class DecayGate(Gate):
+    """S_t <- exp(log_decay_t) S_{t-1}: the gate computes log_decay, the op applies it.
+
+    `granularity` is `head` (one number a head) or `channel` (one a key channel); it picks the kernel. A gate's own
+    parameters (A_log, dt_bias, ...) stay float32 whatever precision the model is cast to, since a decay near 1 has no
+    room in bfloat16; its projections follow the model.
+    """
+
+    kind = "decay"
+    granularity: ClassVar[str]
+    keep_float32 = True
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Decay:
+        """x [B,T,d_in] -> the log-decay of every step."""
+
+    def forced(self, given: Decay, value: float | Tensor) -> Decay:
+        """One number for all needs no channels: the log-decay becomes per head, so that 1 equals the empty slot
+        exactly."""
+        log_decay = given.log_decay
+        if not isinstance(value, Tensor):
+            head = log_decay if log_decay.ndim == 3 else log_decay[..., 0]
+            return Decay(torch.full_like(head, math.log(value) if value > 0 else FORGET))
+        log_value = value.to(log_decay).log().clamp_min(FORGET)
+        return Decay(log_value.expand_as(log_decay))
+
+    def values(self, given: Decay) -> Tensor:
+        return given.log_decay.exp()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DecayGate:
+        """Every cast and move of a module goes through here: refuse the casts below float32 for the gate's own
+        numbers."""
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+
+        def keep(tensor: Tensor) -> Tensor:
+            changed = fn(tensor)
+            lower = changed.is_floating_point() and changed.dtype.itemsize < 4
+            return tensor.to(changed.device) if lower else changed
+
+        super()._apply(keep, recurse=False)
+        return self
+
+
+def dt_bias_(tensor: Tensor, low: float, high: float) -> Tensor:
+    """Fills so that softplus(tensor) is log-uniform in (low, high), the time steps that Mamba starts from."""
+    step = tensor.uniform_(math.log(low), math.log(high)).exp_().clamp_min_(1e-4)
+    return tensor.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
+
+
+def float32_parameter(*shape: int) -> torch.nn.Parameter:
+    """A parameter that is float32 (or better) even where the default dtype is lower."""
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
+
+
+__all__ = ["Decay", "DecayGate", "dt_bias_", "float32", "float32_parameter", "register"]

@@ -1,0 +1,95 @@
+"""What every mixer is: slots declared, gates applied, norm and gate around the read-out in the order of its paper."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from zoo.cache import LayerCache
+from zoo.decode import Part, decode_options
+from zoo.nn import RMSNorm
+from zoo.registry import GATES, MIXERS
+from zoo.sequence import Layout
+from zoo.shapes import LayerContext, NormConfig, Slot, SlotSpec
+
+register = MIXERS.register
+
+OutNorm = Literal["none", "head", "full"]
+GateOrder = Literal["norm_first", "gate_first"]
+
+
+class Mixer(nn.Module, ABC):
+    """x [B,T,D] -> y [B,T,D], causal within each document of the layout.
+
+    A mixer declares its `SLOTS` and applies what the gates in them compute. Its constructor takes the context, the
+    gates (slot -> part) and keyword-only options. Parameters are allocated there and filled by `reset_parameters`.
+    """
+
+    SLOTS: ClassVar[Mapping[str, SlotSpec]]
+
+    def __init__(self, context: LayerContext):
+        super().__init__()
+        self.context = context
+        self.gates = nn.ModuleDict()
+        self.o_norm: RMSNorm | None = None
+        self.gate_order: GateOrder = "norm_first"
+
+    @abstractmethod
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """The mixed tokens; with a cache, the tokens that it carries come before those of x."""
+
+    @abstractmethod
+    def state_size(self, length: int) -> int:
+        """Numbers that the cache holds for one document of `length` tokens."""
+
+    @abstractmethod
+    def op_flops(self, length: int) -> float:
+        """Forward operations (a multiply-add is 2) a token at this length, without the projections: those are counted
+        from their weights."""
+
+    def fill(self, gates: Mapping[str, Part], slots: Mapping[str, Slot]) -> None:
+        """Builds the gate of every slot that is filled. ValueError names the slot."""
+        for name, part in gates.items():
+            try:
+                cls = GATES[self.SLOTS[name].kind].get(part.name)
+                self.gates[name] = cls(slots[name], **decode_options(cls, part.options, "options"))
+            except ValueError as error:
+                raise ValueError(f"gates.{name}: {error}") from None
+
+    def set_read_out(self, n_heads: int, width: int, out_norm: OutNorm, gate_order: GateOrder) -> None:
+        """The norm beside the output gate: over each head's width, over all heads together, or none. Never
+        zero-centred."""
+        self.gate_order = gate_order
+        self.full_norm = out_norm == "full"
+        if out_norm != "none":
+            plain = NormConfig(eps=self.context.norm.eps)
+            self.o_norm = RMSNorm(n_heads * width if self.full_norm else width, plain)
+
+    def gated(self, slot: str, y: Tensor, x: Tensor) -> Tensor:
+        """y [B,T,H,E] times the score that the gate in `slot` computes from x; y itself when the slot is empty."""
+        if slot not in self.gates:
+            return y
+        return (y * self.gates[slot](x)).to(y.dtype)
+
+    def read_out(self, o: Tensor, x: Tensor) -> Tensor:
+        """o [B,T,H,V] through norm and output gate in this mixer's order, flattened to [B,T,H·V]."""
+        if self.gate_order == "gate_first":
+            o = self.gated("output", o, x)
+        if self.o_norm is not None:
+            o = self.o_norm(o.flatten(-2)).view_as(o) if self.full_norm else self.o_norm(o)
+        if self.gate_order == "norm_first":
+            o = self.gated("output", o, x)
+        return o.flatten(-2)
+
+    def post(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [B,T,D] through the gate behind the output projection, for which D is one head."""
+        return self.gated("post", y.unsqueeze(-2), x).squeeze(-2)
+
+
+def check_heads(n_heads: int, n_groups: int, name: str) -> None:
+    """ValueError unless n_heads is a positive multiple of n_groups; `name` is the option that gave n_groups."""
+    if n_groups < 1 or n_heads % n_groups or n_heads < 1:
+        raise ValueError(f"n_heads: {n_heads} heads cannot be shared out over {name} {n_groups}: use a multiple")

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+
+from zoo import ops
+from zoo.cache import LayerCache
+from zoo.decode import Part
+from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads, register
+from zoo.nn import RMSNorm, Rope, rotate
+from zoo.sequence import Layout
+from zoo.shapes import LayerContext, SlotSpec
+
+
+@register("attention")
+class Attention(Mixer):
+    """o_t = Σ_s softmax_s(q_t·k_s / sqrt(E)) v_s over s <= t; y = W_o o.
+
+    Multi-head (n_kv_heads = n_heads), grouped-query and multi-query attention; RMSNorm on queries and keys, per head
+    or over the whole projection; rotary position on all, some or no (null) channels; `window` w sees the token itself
+    and the w-1 before it. Gates: query and key after their norm and before rotation, value, output (G1), post.
+
+    Vaswani et al. 2017; Ainslie et al. 2023 (arXiv:2305.13245); gates: Qiu et al. 2025 (arXiv:2505.06708). With
+    `rope: {fraction: 0.25}` and a sigmoid output gate this is Qwen3-Next's gated attention.
+    """
+
+    SLOTS = {
+        "query": SlotSpec("output"),
+        "key": SlotSpec("output"),
+        "value": SlotSpec("output"),
+        "output": SlotSpec("output"),
+        "post": SlotSpec("output"),
+    }
+
+    def __init__(
+        self,
+        context: LayerContext,
+        gates: Mapping[str, Part],
+        *,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int,
+        qk_norm: Literal["none", "head", "full"] = "head",
+        rope: Rope | None = Rope(),
+        window: int | None = None,
+        out_norm: OutNorm = "none",
+        gate_order: GateOrder = "norm_first",
+        bias: bool = False,
+    ):
+        super().__init__(context)
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        check_heads(n_heads, n_kv_heads, "n_kv_heads")
+        if window is not None and window < 1:
+            raise ValueError(f"window: expected at least 1 (the token itself), found {window}")
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
+        self.rope, self.window = rope, window
+        self.rope_width = rope.width(head_dim) if rope else 0
+        d_q, d_kv = n_heads * head_dim, n_kv_heads * head_dim
+        self.q_proj = nn.Linear(context.d_model, d_q, bias=bias)
+        self.k_proj = nn.Linear(context.d_model, d_kv, bias=bias)
+        self.v_proj = nn.Linear(context.d_model, d_kv, bias=bias)
+        self.o_proj = nn.Linear(d_q, context.d_model, bias=False)
+        self.qk_norm = qk_norm
+        if qk_norm != "none":
+            per_head = qk_norm == "head"
+            self.q_norm = RMSNorm(head_dim if per_head else d_q, context.norm)
+            self.k_norm = RMSNorm(head_dim if per_head else d_kv, context.norm)
+        self.fill(
+            gates,
+            {
+                "query": context.slot("query", n_heads, head_dim),
+                "key": context.slot("key", n_kv_heads, head_dim),
+                "value": context.slot("value", n_kv_heads, head_dim),
+                "output": context.slot("output", n_heads, head_dim),
+                "post": context.slot("post", 1, context.d_model),
+            },
+        )
+        self.set_read_out(n_heads, head_dim, out_norm, gate_order)
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.qk_norm == "full":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
+        if self.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.gated("query", q, x), self.gated("key", k, x), self.gated("value", v, x)
+        if self.rope is not None:
+            angles = layout.angles(self.rope, self.rope_width)
+            q, k = rotate(q, angles, self.rope.interleaved), rotate(k, angles, self.rope.interleaved)
+        cu_seqlens_k = layout.cu_seqlens
+        if cache is not None:
+            k, cu_seqlens_k = cache.extend("k", k, layout)
+            v, _ = cache.extend("v", v, layout)
+        o = ops.attention(q, k, v, window=self.window, cu_seqlens=layout.cu_seqlens, cu_seqlens_k=cu_seqlens_k)
+        return self.post(self.o_proj(self.read_out(o, x)), x)
+
+    def state_size(self, length: int) -> int:
+        return 2 * self.n_kv_heads * self.head_dim * length
+
+    def op_flops(self, length: int) -> float:
+        visible = min(self.window or length, length)
+        # position t sees min(t, window) keys: the mean over the sequence
+        mean = visible - visible * (visible - 1) / (2 * length)
+        return 4 * self.n_heads * self.head_dim * mean

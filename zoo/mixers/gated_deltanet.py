@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zoo.decode import Part
+from zoo.mixers._delta import DeltaMixer
+from zoo.mixers._mixer import GateOrder, OutNorm, register
+from zoo.shapes import LayerContext
+
+
+@register("gated_deltanet")
+class GatedDeltaNet(DeltaMixer):
+    """The delta rule with a decay (one a head in the paper): S_t = α_t (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T.
+
+    Usual gates: decay `mamba2`, write `sigmoid`, output `silu` behind a per-head norm. Value heads may be grouped
+    (`n_v_heads` a multiple of `n_heads`, as in Qwen3-Next) and wider than keys (`head_v_dim`, 2x in the paper and
+    OLMo-Hybrid).
+
+    Yang et al. 2024 (arXiv:2412.06464). State a layer: HV·K·V and the convolutions' W-1 inputs.
+    """
+
+    def __init__(
+        self,
+        context: LayerContext,
+        gates: Mapping[str, Part],
+        *,
+        n_heads: int,
+        head_dim: int,
+        n_v_heads: int | None = None,
+        head_v_dim: int | None = None,
+        conv_size: int | None = 4,
+        out_norm: OutNorm = "head",
+        gate_order: GateOrder = "norm_first",
+    ):
+        super().__init__(
+            context,
+            gates,
+            n_heads=n_heads,
+            head_dim=head_dim,
+            n_v_heads=n_heads if n_v_heads is None else n_v_heads,
+            head_v_dim=head_dim if head_v_dim is None else head_v_dim,
+            conv_size=conv_size,
+            out_norm=out_norm,
+            gate_order=gate_order,
+        )

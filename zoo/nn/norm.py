@@ -1,0 +1,36 @@
+"""RMSNorm, plain and zero-centred."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.shapes import NormConfig
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x²) + eps) · w over the last axis; zero-centred: · (1 + w).
+
+    x [..., width] -> same. Statistics are float32 or better whatever x's dtype. Zhang & Sennrich 2019
+    (arXiv:1910.07467); the zero-centred form, which weight decay pulls towards 1 rather than 0, is Qwen3-Next's.
+    """
+
+    no_decay = ("weight",)
+
+    def __init__(self, width: int, config: NormConfig):
+        super().__init__()
+        self.eps = config.eps
+        self.zero_centered = config.zero_centered
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 1 + self.weight if self.zero_centered else self.weight
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}, zero_centered={self.zero_centered}"

@@ -1,0 +1,9 @@
+"""Kernels behind one door each: the equations, a reference loop over time, and the fast paths that are held to it."""
+
+from zoo.ops._check import check_cu_seqlens
+from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
+from zoo.ops.attention import attention
+from zoo.ops.delta_rule import delta_rule
+from zoo.ops.short_conv import short_conv
+
+__all__ = ["BackendRefused", "Choice", "attention", "backend", "check_cu_seqlens", "delta_rule", "short_conv", "trace"]

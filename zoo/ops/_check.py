@@ -1,0 +1,61 @@
+"""Checks of arguments that the ops share. A fault is a ValueError of one line: the argument, what was found, what is
+wanted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+
+def check_cu_seqlens(cu_seqlens: torch.Tensor, batch: int, length: int) -> list[int]:
+    """The boundaries 0 = c_0 < c_1 < ... < c_N = `length` of N documents packed into one row, as N + 1 ints."""
+    if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        found = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
+        raise ValueError(f"cu_seqlens: expected a 1-D int32 or int64 tensor, got {found}")
+    if cu_seqlens.is_meta:
+        raise ValueError("cu_seqlens: the boundaries are read, so they cannot lie on the meta device; keep them on cpu")
+    if batch != 1:
+        raise ValueError(f"cu_seqlens: packed documents lie in one row, so the batch size must be 1, got {batch}")
+    bounds = cu_seqlens.tolist()
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != length:
+        raise ValueError(f"cu_seqlens: must run from 0 to the number of tokens, {length}, got {_brief(bounds)}")
+    for i, (start, end) in enumerate(pairwise(bounds)):
+        if end <= start:
+            raise ValueError(f"cu_seqlens: must increase strictly, but entry {i} is {start} and entry {i + 1} is {end}")
+    return bounds
+
+
+def check_linear(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    log_decay: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    n_states: int,
+) -> None:
+    """Shapes of a linear op: q, k [B,T,H,K], v [B,T,HV,V], log_decay [B,T,HV] | [B,T,HV,K] | None and
+    initial_state [n_states,HV,K,V] | None, where HV is a multiple of H."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name}: expected 4 dimensions [batch, time, heads, width], got shape {list(x.shape)}")
+    check_shape("k", k, q.shape)
+    check_shape("v", v, (*q.shape[:2], *v.shape[2:]))
+    n_heads, n_v_heads = q.shape[2], v.shape[2]
+    if n_v_heads % n_heads:
+        raise ValueError(f"v: its {n_v_heads} heads are not a multiple of the {n_heads} heads of q and k")
+    if log_decay is not None:
+        check_shape("log_decay", log_decay, v.shape[:3], (*v.shape[:3], q.shape[3]))
+    if initial_state is not None:
+        check_shape("initial_state", initial_state, (n_states, n_v_heads, q.shape[3], v.shape[3]))
+
+
+def check_shape(name: str, x: torch.Tensor, *allowed: tuple[int, ...]) -> None:
+    """`x` has one of the `allowed` shapes."""
+    if all(x.shape != torch.Size(shape) for shape in allowed):
+        wanted = " or ".join(str(list(shape)) for shape in allowed)
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(x.shape)}")
+
+
+def _brief(values: list[int]) -> str:
+    return str(values) if len(values) <= 6 else f"[{values[0]}, {values[1]}, ..., {values[-1]}] ({len(values)} entries)"

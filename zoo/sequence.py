@@ -1,0 +1,147 @@
+"""How the tokens of one call lie in documents: packing, padding, positions.
+
+Below the stack's entry there are two layouts only. *Dense*: [B,T], each row one document, all with the same number of
+tokens behind them. *Packed*: [1,T], documents back to back, cut at `cu_seqlens`. A padding mask becomes a packed
+layout at the entry and is undone at the exit, so that no mixer knows padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zoo.nn.rope import Rope
+from zoo.ops import check_cu_seqlens
+
+
+@dataclass
+class Layout:
+    """The layout of one call.
+
+    positions   [B or 1, T], int64: each token's index in its document, carried tokens counted
+    cu_seqlens  [N+1] on the CPU, or None when dense
+    bounds      cu_seqlens as a list
+    past        tokens carried by the cache: one number (dense), or one a document (packed)
+    rows        the cache rows of the documents, or None for all in order
+    """
+
+    positions: Tensor
+    cu_seqlens: Tensor | None = None
+    bounds: list[int] | None = None
+    past: int | list[int] = 0
+    rows: list[int] | None = None
+    _angles: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def angles(self, rope: Rope, width: int) -> tuple[Tensor, Tensor]:
+        """`rope`'s cos and sin at these positions: computed once a call, whatever the number of layers."""
+        if (rope, width) not in self._angles:
+            self._angles[rope, width] = rope.angles(self.positions, width)
+        return self._angles[rope, width]
+
+    @property
+    def lengths(self) -> list[int] | None:
+        """Tokens of each document in this call; None when dense."""
+        return None if self.bounds is None else [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
+
+
+def dense(batch: int, length: int, device: torch.device, past: int = 0) -> Layout:
+    """[B,T] rows that all have `past` tokens behind them."""
+    return Layout(torch.arange(past, past + length, device=device)[None], past=past)
+
+
+def packed(
+    cu_seqlens: Tensor,
+    length: int,
+    device: torch.device,
+    past: Sequence[int] | None = None,
+    rows: list[int] | None = None,
+) -> Layout:
+    """[1,T] with documents cut at `cu_seqlens`; `past` tokens are carried for each."""
+    bounds = check_cu_seqlens(cu_seqlens, 1, length)
+    carried = list(past) if past is not None else [0] * (len(bounds) - 1)
+    starts = [offset - start for offset, start in zip(carried, bounds[:-1], strict=True)]
+    lengths = torch.tensor(bounds).diff()
+    shift = torch.tensor(starts).repeat_interleave(lengths).to(device)
+    positions = torch.arange(length, device=device) + shift
+    return Layout(positions[None], cu_seqlens.cpu(), bounds, carried, rows)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The way of one call into the stack and out again."""
+
+    layout: Layout
+    shape: tuple[int, int]
+    index: Tensor | None = (
+        None  # flat positions of the real tokens, when the layout was made from a mask or ragged rows
+    )
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[B,T,...] -> the layout's [B,T,...] or [1,T',...]."""
+        return x if self.index is None else x.flatten(0, 1)[self.index][None]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Back to [B,T,...]; zeros where there was padding."""
+        if self.index is None:
+            return x
+        out = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[2:])
+        return out.index_copy(0, self.index, x[0]).unflatten(0, self.shape)
+
+
+def lay_out(
+    tokens: Tensor,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    past: Sequence[int] | None = None,
+) -> Entry:
+    """The entry for tokens [B,T], with the tokens that a cache carries for each of its rows.
+
+    ValueError in one line for anything but: a mask of 0/1 without holes, or cu_seqlens with B = 1, or neither.
+    """
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"tokens: expected [B,T] of int64, found {tuple(tokens.shape)} of {tokens.dtype}")
+    batch, length = tokens.shape
+    shape = (batch, length)
+    if attention_mask is not None and cu_seqlens is not None:
+        raise ValueError("attention_mask and cu_seqlens: give one of them; packed documents have no padding")
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, batch, length)
+        n_documents = cu_seqlens.numel() - 1
+        if past is not None and len(past) != n_documents:
+            raise ValueError(f"cache: has {len(past)} rows, and cu_seqlens names {n_documents} documents")
+        return Entry(packed(cu_seqlens, length, tokens.device, past), shape)
+    if past is not None and len(past) != batch:
+        raise ValueError(f"cache: has {len(past)} rows, and tokens have {batch}")
+    counts = [length] * batch
+    if attention_mask is not None:
+        real = _real_tokens(attention_mask, tokens)
+        counts = real.sum(dim=1).tolist()
+    ragged = past is not None and len(set(past)) > 1
+    if not ragged and all(count == length for count in counts):
+        return Entry(dense(batch, length, tokens.device, past[0] if past else 0), shape)
+    rows = [row for row, count in enumerate(counts) if count]
+    ends = torch.tensor([0, *(counts[row] for row in rows)]).cumsum(0)
+    carried = [past[row] for row in rows] if past is not None else None
+    index = real.flatten().nonzero()[:, 0] if attention_mask is not None else torch.arange(batch * length)
+    layout = packed(ends, int(ends[-1]), tokens.device, carried, None if len(rows) == batch else rows)
+    return Entry(layout, shape, index.to(tokens.device))
+
+
+def _real_tokens(mask: Tensor, tokens: Tensor) -> Tensor:
+    """The mask as booleans. ValueError unless its rows are padding, real tokens, padding."""
+    if mask.shape != tokens.shape:
+        raise ValueError(f"attention_mask: expected {tuple(tokens.shape)} like tokens, found {tuple(mask.shape)}")
+    real = mask.bool()
+    if not torch.equal(real.to(mask.dtype), mask):
+        raise ValueError("attention_mask: expected only 0 and 1")
+    edges = real.to(torch.int8).diff(dim=1, prepend=torch.zeros_like(real[:, :1], dtype=torch.int8))
+    holes = (edges == 1).sum(dim=1) > 1
+    if holes.any():
+        row = int(holes.nonzero()[0, 0])
+        raise ValueError(
+            f"attention_mask: row {row} has a hole; padding may stand left or right of the tokens, not between"
+        )
+    return real

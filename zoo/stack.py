@@ -1,0 +1,267 @@
+"""Block and Stack: embed -> blocks -> norm -> head. Plain torch; usable without Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.cache import Cache, LayerCache
+from zoo.config import BlockConfig, StackConfig
+from zoo.decode import Part, decode_options
+from zoo.ffns import FFN
+from zoo.mixers import Mixer
+from zoo.nn import RMSNorm
+from zoo.nn.residual import Residual
+from zoo.recipe import Recipe, load_stack_config, read_recipe
+from zoo.registry import FFNS, MIXERS, RESIDUALS, RecipeError, Registry
+from zoo.sequence import Layout, lay_out
+from zoo.shapes import LayerContext
+
+
+class Block(nn.Module):
+    """One layer: a mixer and, where there is one, an FFN, each in a residual of its own."""
+
+    def __init__(self, config: BlockConfig, context: LayerContext, place: str):
+        super().__init__()
+        build = partial(_build, context=context)
+        self.mixer: Mixer = build(MIXERS, config.mixer, f"{place}.mixer", gates=config.mixer.gates)
+        self.mixer_residual: Residual = build(RESIDUALS, config.residual, f"{place}.residual")
+        self.ffn: FFN | None = None
+        if config.ffn is not None:
+            self.ffn = build(FFNS, config.ffn, f"{place}.ffn")
+            self.ffn_residual: Residual = build(RESIDUALS, config.residual, f"{place}.residual")
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        x = self.mixer_residual(x, lambda h: self.mixer(h, layout, cache))
+        return x if self.ffn is None else self.ffn_residual(x, self.ffn)
+
+
+def _build(
+    registry: Registry, part: Part, place: str, *, context: LayerContext, gates: Mapping[str, Part] | None = None
+) -> Any:
+    cls = registry.get(part.name, place)
+    positional = (context,) if gates is None else (context, gates)
+    try:
+        return cls(*positional, **decode_options(cls, part.options, "options"))
+    except ValueError as error:
+        raise RecipeError(f"{place}.{'' if str(error).startswith('gates.') else 'options.'}{error}") from None
+
+
+class Stack(nn.Module):
+    """A language model from its configuration: tokens [B,T] -> logits [B,T,V].
+
+    Built on whatever device is current; on the meta device nothing is allocated, and `materialize` later gives it
+    memory and the same initialisation as if it had been built there.
+    """
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.layers = nn.ModuleList(
+            Block(
+                config.blocks[name],
+                LayerContext(config.d_model, layer, config.n_layers, config.norm),
+                f"model.stack.blocks.{name}",
+            )
+            for layer, name in enumerate(config.layers)
+        )
+        self.norm = RMSNorm(config.d_model, config.norm)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+
+    def materialize(self, device: str | torch.device) -> Stack:
+        """Allocates the parameters on `device` and initialises them."""
+        self.to_empty(device=device)
+        if self.config.tie_embeddings:
+            self.head.weight = self.embed.weight
+        self.reset_parameters()
+        return self
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """N(0, init_std) for every matrix of a projection or embedding, 0 for its bias; then each part's own
+        `reset_parameters`, inner parts first, so that a part has the last word over what it contains."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=self.config.init_std)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+        for module in reversed(list(self.modules())):
+            own = getattr(module, "reset_parameters", None)
+            if own is not None and module is not self and not isinstance(module, (nn.Linear, nn.Embedding)):
+                own()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits [B,T,V] of the next token.
+
+        cu_seqlens [N+1]: tokens are [1,T], N documents back to back that do not see each other. attention_mask [B,T]
+        of 0/1: padding left or right, whose logits are 0. cache: the tokens go on from those it carries, and are
+        added to it; such a call builds no graph. ValueError in one line for tokens outside the vocabulary and unfit
+        arguments.
+        """
+        if cache is not None:
+            with torch.no_grad():
+                entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
+                return entry.leave(self.head(hidden))
+        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, None)
+        return entry.leave(self.head(hidden))
+
+    def _hidden(self, tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, cache: Cache | None) -> Any:
+        """The entry, and the normed hidden states in its layout."""
+        entry = lay_out(tokens, cu_seqlens, mask, cache.lengths if cache is not None else None)
+        tokens = entry.enter(tokens)
+        self._check_tokens(tokens)
+        x = self.embed(tokens)
+        if tokens.numel():
+            for index, layer in enumerate(self.layers):
+                x = layer(x, entry.layout, cache.layers[index] if cache is not None else None)
+        if cache is not None:
+            cache.advance(entry.layout, tokens.shape[1])
+        return entry, self.norm(x)
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        # on a GPU the look would stall the stream, and the embedding's own assertion stops the run
+        if tokens.device.type != "cpu" or not tokens.numel():
+            return
+        low, high = (int(bound) for bound in tokens.aminmax())
+        if low < 0 or high >= self.config.vocab_size:
+            found = low if low < 0 else high
+            raise ValueError(f"tokens: found {found}, and the vocabulary is 0 to {self.config.vocab_size - 1}")
+
+    def loss(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean cross-entropy in nats over the targets, float32, and its parts.
+
+        labels [B,T]: the target of each position, -100 for none; by default the next token of the same document.
+        Padding and the last token of a document have no target. parts: `cross_entropy` (the mean) and `n_targets`.
+        """
+        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, None)
+        if labels is None:
+            targets = _next_tokens(entry.enter(tokens), entry.layout)
+        else:
+            if labels.shape != tokens.shape:
+                raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
+            targets = entry.enter(labels)
+        total, n_targets = cross_entropy(hidden.flatten(0, 1), self.head.weight, targets.flatten())
+        mean = total / n_targets.clamp_min(1)
+        return mean, {"cross_entropy": mean.detach(), "n_targets": n_targets}
+
+    def init_cache(self, batch_size: int, max_length: int | None = None) -> Cache:
+        """An empty cache for `batch_size` documents: preallocated for `max_length` tokens each, or growing."""
+        return Cache(len(self.layers), batch_size, max_length)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        attention_mask: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> Tensor:
+        """tokens [B,T] followed by `max_new_tokens` sampled ones, [B,T+n]. temperature 0 takes the likeliest; top_k and
+        top_p keep the k likeliest tokens, or the fewest whose probabilities reach p. Prompts may be padded left or
+        right."""
+        cache = self.init_cache(tokens.shape[0], tokens.shape[1] + max_new_tokens)
+        logits = self(tokens, attention_mask=attention_mask, cache=cache)
+        if attention_mask is None:
+            last = logits[:, -1]
+        else:
+            at = attention_mask.shape[1] - 1 - attention_mask.flip(1).int().argmax(dim=1)
+            last = logits[torch.arange(len(logits)), at]
+        out = [tokens]
+        for step in range(max_new_tokens):
+            out.append(sample(last, temperature, top_k, top_p)[:, None])
+            if step + 1 < max_new_tokens:
+                last = self(out[-1], cache=cache)[:, -1]
+        return torch.cat(out, dim=1)
+
+
+def _next_tokens(tokens: Tensor, layout: Layout) -> Tensor:
+    """The token after each, -100 behind the last of a document."""
+    targets = F.pad(tokens[:, 1:], (0, 1), value=-100)
+    if layout.bounds is not None:
+        targets[0, torch.tensor(layout.bounds[1:], device=tokens.device) - 1] = -100
+    return targets
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 2**22) -> tuple[Tensor, Tensor]:
+    """Σ -log softmax(W h)[target] over the targets that are not -100, and their number.
+
+    hidden [M,D], weight [V,D], targets [M]. Float32 logits of at most `chunk` numbers are held at a time and computed
+    again in the backward pass, so memory does not grow with M·V.
+    """
+    seen = targets != -100
+    hidden, targets = hidden[seen], targets[seen]
+    rows = max(1, chunk // weight.shape[0])
+    n_targets = seen.sum()
+    if len(targets) <= rows:
+        return _summed_loss(hidden, weight, targets), n_targets
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for some, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        total = total + torch.utils.checkpoint.checkpoint(_summed_loss, some, weight, wanted, use_reentrant=False)
+    return total, n_targets
+
+
+def _summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
+def sample(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Tensor:
+    """One token [B] from logits [B,V]."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    logits = logits.float() / temperature
+    if top_k is not None:
+        kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, float("-inf"))
+    if top_p is not None:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        mass = ordered.softmax(dim=-1).cumsum(dim=-1)
+        beyond = F.pad(mass[:, :-1], (1, 0)) >= top_p  # the token that crosses p stays in
+        beyond[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), float("-inf"))
+    return torch.multinomial(logits.softmax(dim=-1), 1)[:, 0]
+
+
+def load(
+    source: str | Path | Mapping[str, Any] | Recipe,
+    *,
+    device: str | torch.device = "cpu",
+    set: Sequence[str] = (),
+    imports: Sequence[str] = (),
+) -> Stack:
+    """A model from a shipped recipe's name, a path, or the mapping that stands under `model.stack`, freshly
+    initialised.
+
+    `set` are overrides (`blocks.attn.mixer.gates.output=sigmoid`), `imports` the user's files to import first. On
+    device "meta" nothing is allocated. RecipeError, one line, for anything that the recipe says wrongly.
+    """
+    recipe = source if isinstance(source, Recipe) else read_recipe(source, set, imports)
+    config = load_stack_config(recipe)
+    with torch.device("meta"):
+        model = Stack(config)
+    return model if torch.device(device).type == "meta" else model.materialize(device)
