@@ -8,53 +8,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
-import importlib.util
-import re
-import sys
-import typing
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from zoo.config import BlockConfig, StackConfig, check_parts, decode_stack
-from zoo.decode import Part, describe, type_name
+from zoo.config import StackConfig, check_parts, decode_stack
+from zoo.decode import describe
+from zoo.overrides import apply_assignments, assigned_place, merge
 from zoo.registry import RecipeError, did_you_mean
+from zoo.user_code import import_user_file, resolve_import
+from zoo.yaml_file import YamlFile, parse_yaml
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people write it: `1e-3` is a number, and a key that stands twice is an error rather than a loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = key_node.value
-            if key != "<<" and key in seen:
-                raise RecipeError(f"line {key_node.start_mark.line + 1}: the key '{key}' stands twice")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
-
-
-def parse_yaml(text: str, place: str) -> Any:
-    """The value of a YAML text. RecipeError in one line when it is none."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f":{mark.line + 1}" if mark else ""
-        raise RecipeError(f"{place}{where}: not valid YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
-    except RecipeError as error:
-        raise RecipeError(f"{place}: {error}") from None
+_SECTIONS = ("base", "imports", "model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything")
+_METHOD_ARGUMENTS = ("ckpt_path", "weights_only", "verbose", "return_predictions")
+KEYS = (*_SECTIONS, *_METHOD_ARGUMENTS)
+"""What a recipe may have at its top. All but `base` and `imports` is LightningCLI's, which checks what stands below."""
 
 
 def recipe_folder() -> Path:
@@ -66,76 +37,120 @@ def recipe_folder() -> Path:
 def recipe_names() -> list[str]:
     """The shipped recipes as family/size."""
     folder = recipe_folder()
-    return sorted(str(file.relative_to(folder).with_suffix("")).replace("\\", "/") for file in folder.glob("*/*.yaml"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.yaml"))
 
 
-def find_recipe(ref: str, beside: Path | None = None, place: str = "") -> Path:
-    """The file of a recipe: a path (also beside the file that names it), or the name of a shipped recipe."""
-    candidates = [Path(ref)]
-    if beside is not None:
-        candidates.insert(0, beside / ref)
-    if ref in recipe_names():
-        candidates.append(recipe_folder() / f"{ref}.yaml")
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    lead = f"{place}: " if place else ""
-    raise RecipeError(
-        f"{lead}no recipe '{ref}': neither a file nor a shipped recipe{did_you_mean(ref, recipe_names())}"
-    )
+def find_recipe(ref: str, beside: Path | None = None) -> Path:
+    """The file of a recipe: a path (taken from `beside` when another file names it), or a shipped recipe's name."""
+    path = Path(ref) if beside is None else beside / ref
+    if path.is_file():
+        return path
+    if ref in (names := recipe_names()):
+        return recipe_folder() / f"{ref}.yaml"
+    where = f"a file in {beside}" if beside else "a file"
+    raise RecipeError(f"no recipe '{ref}': neither {where} nor shipped{did_you_mean(ref, names)}")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe: `data` is the whole LightningCLI configuration without `base`, `imports` and `model.set`;
-    `files` are the YAML files it came from, the named one first; `imports` are the user's files, as absolute paths."""
+    """A resolved recipe.
+
+    data         the whole LightningCLI configuration without `base`, `imports` and `model.set`
+    files        the YAML files it came from: the named one, its base, the base of that, ...
+    imports      the user's code: files as absolute paths, modules by name
+    assignments  the `path=value` strings that were applied after the files' own
+    """
 
     data: dict[str, Any]
     files: tuple[Path, ...] = ()
     imports: tuple[str, ...] = ()
+    assignments: tuple[str, ...] = ()
 
     @property
     def stack(self) -> dict[str, Any]:
         """The plain data under `model.stack`."""
-        return self.data["model"]["stack"]
+        stack: dict[str, Any] = self.data["model"]["stack"]
+        return stack
+
+    @contextmanager
+    def placing_errors(self) -> Iterator[None]:
+        """Within the block a RecipeError that leads with a place of this recipe gets file and line before it."""
+        try:
+            yield
+        except RecipeError as error:
+            lead = _written_at(str(error).partition(": ")[0], self)
+            raise RecipeError(f"{lead}: {error}" if lead else str(error)) from error.__cause__
 
 
 def read_recipe(
-    source: str | Path | Mapping[str, Any], assignments: Sequence[str] = (), imports: Sequence[str] = ()
+    source: str | Path | Mapping[str, Any] | Recipe, assignments: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> Recipe:
-    """Reads a recipe by name, by path, or as the mapping under `model.stack`.
+    """Reads a recipe by name, by path, or as the mapping under `model.stack`; a Recipe is read already.
 
     `assignments` (`path=value`) are applied to the stack after the recipe's own `model.set`; `imports` join its own.
     """
-    if isinstance(source, Mapping):
+    for what, given in (("set", assignments), ("imports", imports)):
+        if isinstance(given, str):
+            raise RecipeError(f"{what}: expected a list of strings, found the string {given!r}")
+    if isinstance(source, Recipe):
+        recipe = source
+    elif isinstance(source, Mapping):
         recipe = Recipe({"model": {"stack": copy.deepcopy(dict(source))}})
     else:
-        recipe = _read_file(find_recipe(str(source)), ())
+        recipe = _read_file(find_recipe(str(source)))
     model = recipe.data.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("stack"), dict):
-        raise RecipeError(f"{_where(recipe.files)}model.stack: missing: a recipe describes its layers there")
-    own = model.pop("set", None) or []
-    if not isinstance(own, list) or not all(isinstance(entry, str) for entry in own):
-        raise RecipeError(f"{_where(recipe.files)}model.set: expected a list of 'path=value' strings, found {own!r}")
-    model["stack"] = apply_assignments(model["stack"], [*own, *assignments])
-    return dataclasses.replace(recipe, imports=(*recipe.imports, *(_user_file(name, None) for name in imports)))
+        found = f", found {describe(model)}" if model is not None else ""
+        with recipe.placing_errors():
+            raise RecipeError(f"model.stack: missing: a recipe describes its layers there{found}")
+    model = {**model, "stack": apply_assignments(model["stack"], assignments)}
+    return dataclasses.replace(
+        recipe,
+        data={**recipe.data, "model": model},
+        imports=(*recipe.imports, *map(resolve_import, imports)),
+        assignments=(*recipe.assignments, *assignments),
+    )
 
 
 def load_stack_config(recipe: Recipe) -> StackConfig:
-    """Imports the user's files, decodes the stack and checks every part of it. Places lead with file and line."""
-    try:
-        for name in recipe.imports:
-            import_user_file(name)
+    """Imports the user's code, decodes the stack and checks every part of it. Faults lead with file and line."""
+    for name in recipe.imports:
+        import_user_file(name)
+    with recipe.placing_errors():
         config = decode_stack(recipe.stack)
         check_parts(config)
-    except RecipeError as error:
-        raise RecipeError(_with_line(str(error), recipe.files)) from None
     return config
 
 
-def _read_file(path: Path, chain: tuple[Path, ...]) -> Recipe:
-    if path.resolve() in chain:
-        raise RecipeError(f"{path}: base: the recipes name each other in a circle")
+def lay_over(below: Recipe, path: Path) -> Recipe:
+    """The recipe in a file, laid over another as over its base."""
+    layer = _read_layer(path)
+    if layer.base is not None:
+        raise RecipeError(f"{YamlFile.read(path).at('base')}: base: a recipe that is laid over another has no base")
+    return _lay(layer, below)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One file of a recipe, before it is laid over its base."""
+
+    path: Path
+    data: dict[str, Any]
+    base: Path | None
+    imports: tuple[str, ...]
+    assignments: tuple[str, ...]
+
+
+def _read_file(path: Path, chain: tuple[Path, ...] = ()) -> Recipe:
+    """The recipe in a file, laid over its base. `chain` are the files that led here."""
+    chain = (*chain, path)
+    if path.resolve() in (file.resolve() for file in chain[:-1]):
+        raise RecipeError(f"{path}: base: recipes name each other in a circle: {' -> '.join(map(str, chain))}")
+    layer = _read_layer(path)
+    return _lay(layer, Recipe({}) if layer.base is None else _read_file(layer.base, chain))
+
+
+def _read_layer(path: Path) -> _Layer:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -143,161 +158,82 @@ def _read_file(path: Path, chain: tuple[Path, ...]) -> Recipe:
     data = parse_yaml(text, str(path))
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping, found {describe(data)}")
-    own_imports = data.pop("imports", None) or []
-    if not isinstance(own_imports, list):
-        raise RecipeError(f"{path}: imports: expected a list of files, found {describe(own_imports)}")
-    imports = tuple(_user_file(name, path.parent) for name in own_imports)
-    base = data.pop("base", None)
-    if base is None:
-        return Recipe(data, (path,), imports)
-    if not isinstance(base, str):
-        raise RecipeError(f"{path}: base: expected a recipe's name or path, found {base!r}")
-    below = _read_file(find_recipe(base, path.parent, f"{path}: base"), (*chain, path.resolve()))
-    # the base's own `set` is part of what the base is: resolve it before this file's keys merge over it
-    below_model = below.data.get("model")
-    if isinstance(below_model, dict) and isinstance(below_model.get("stack"), dict):
-        below_model["stack"] = apply_assignments(below_model["stack"], below_model.pop("set", None) or [])
-    return Recipe(merge(below.data, data), (path, *below.files), (*below.imports, *imports))
+    with Recipe(data, (path,)).placing_errors():
+        for key in data:
+            if key not in KEYS:
+                raise RecipeError(f"{key}: unknown key{did_you_mean(str(key), KEYS)}")
+        imports = tuple(_imports(data.pop("imports", None), path.parent))
+        base = _base_file(data.pop("base", None), path.parent)
+        return _Layer(path, data, base, imports, _own_set(data))
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`, mapping by mapping; lists and values are replaced.
-
-    A mapping that names another part (`name` or `class_path`) replaces the old one whole: the old options are not its
-    own.
-    """
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        if isinstance(old, str) and isinstance(value, dict) and "name" not in value:
-            old = {"name": old} if key != "class_path" else old
-        merged[key] = merge(old, value) if _same_part(old, value) else copy.deepcopy(value)
-    return merged
-
-
-def _same_part(old: Any, new: Any) -> bool:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return False
-    return all(key not in new or new[key] == old.get(key) for key in ("name", "class_path"))
-
-
-def _where(files: Sequence[Path]) -> str:
-    return f"{files[0]}: " if files else ""
-
-
-def _with_line(message: str, files: Sequence[Path]) -> str:
-    """Leads a message with file and line of the place that it starts with, or of the nearest node above it."""
-    place = message.split(":", 1)[0].split(".")
-    best: tuple[int, str] = (0, str(files[0]) if files else "")
-    for file in files:
-        node: Any = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        for depth, key in enumerate(place, start=1):
-            pair = next((pair for pair in getattr(node, "value", ()) if _is_key(pair, key)), None)
-            if pair is None:
-                break
-            node = pair[1]
-            if depth > best[0]:
-                best = (depth, f"{file}:{pair[0].start_mark.line + 1}")
-    return f"{best[1]}: {message}" if best[1] else message
-
-
-def _is_key(pair: Any, key: str) -> bool:
-    return isinstance(pair, tuple) and pair[0].value == key
-
-
-def _user_file(name: Any, beside: Path | None) -> str:
-    """A file to import, made absolute: beside the recipe, else in the working directory. A module's name stays."""
-    if not isinstance(name, str):
-        raise RecipeError(f"imports: expected a file or module name, found {name!r}")
-    for folder in (beside, Path.cwd()):
-        if folder is not None and (folder / name).is_file():
-            return str((folder / name).resolve())
-    if name.endswith(".py") or "/" in name:
-        raise RecipeError(f"imports: no file '{name}'" + (f" beside the recipe in {beside}" if beside else ""))
-    return name
-
-
-def import_user_file(name: str) -> None:
-    """Imports a Python file under its stem, or a module by its dotted name, once; its decorators register its parts."""
-    if not name.endswith(".py"):
+def _lay(layer: _Layer, below: Recipe) -> Recipe:
+    """The file's keys, then its `model.set`, over what is below."""
+    recipe = Recipe({}, (layer.path, *below.files), (*below.imports, *layer.imports))
+    with recipe.placing_errors():
+        data = merge(below.data, layer.data)
+    for index, assignment in enumerate(layer.assignments):
         try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise RecipeError(f"imports: cannot import '{name}': {error}") from None
-        return
-    path = Path(name).resolve()
-    known = sys.modules.get(path.stem)
-    if known is not None:
-        if Path(getattr(known, "__file__", None) or "") != path:
-            raise RecipeError(f"imports: '{path}' would hide the module '{path.stem}': rename the file")
-        return
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise RecipeError(f"imports: no Python file '{name}'")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+            data["model"] = {**data["model"], "stack": apply_assignments(data["model"].get("stack"), [assignment])}
+        except RecipeError as error:
+            raise RecipeError(f"{YamlFile.read(layer.path).at(f'model.set[{index}]')}: {error}") from None
+    return dataclasses.replace(recipe, data=data)
+
+
+def _imports(names: Any, beside: Path) -> Iterator[str]:
+    if not isinstance(names, list | None):
+        raise RecipeError(f"imports: expected a list of Python files, found {describe(names)}")
+    for index, name in enumerate(names or ()):
+        try:
+            yield resolve_import(name, beside)
+        except RecipeError as error:
+            raise RecipeError(f"imports[{index}]: {error}") from None
+
+
+def _base_file(base: Any, beside: Path) -> Path | None:
+    if not isinstance(base, str | None):
+        raise RecipeError(f"base: expected a recipe's name or path, found {describe(base)}")
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise
+        return None if base is None else find_recipe(base, beside)
+    except RecipeError as error:
+        raise RecipeError(f"base: {error}") from None
 
 
-def apply_assignments(stack: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """`path=value` strings applied to the plain data of a stack, in order.
+def _own_set(data: dict[str, Any]) -> tuple[str, ...]:
+    """Takes `model.set` out of a file's data."""
+    model = data.get("model")
+    if not isinstance(model, dict | None):
+        raise RecipeError(f"model: expected a mapping, found {describe(model)}")
+    for key in model or ():
+        # whatever else stands beside them is the LightningModule's, and LightningCLI's to check
+        if key not in ("stack", "set") and difflib.get_close_matches(str(key), ("stack", "set"), cutoff=0.75):
+            raise RecipeError(f"model.{key}: unknown key{did_you_mean(str(key), ('stack', 'set'))}")
+    own = (model or {}).pop("set", None)
+    if not isinstance(own, list | None) or not all(isinstance(entry, str) for entry in own or ()):
+        raise RecipeError(f"model.set: expected a list of 'path=value' strings, found {own!r}")
+    return tuple(own or ())
 
-    Values are YAML; null empties an optional node; a mapping replaces the node whole. RecipeError for a path that the
-    stack cannot have; options are checked later, with the class that takes them.
+
+def _written_at(place: str, recipe: Recipe) -> str:
+    """Where what stands at a place was said last: by an assignment, in a file's `model.set`, or on a line of a file.
+
+    Earlier files win, each over its base; of a place that no file has it is the nearest node above.
     """
-    stack = copy.deepcopy(stack)
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        place = f"model.set: '{assignment}'"
-        if not equals or not path.strip():
-            raise RecipeError(f"{place}: expected path=value, for instance blocks.attn.mixer.gates.output=sigmoid")
-        keys = path.strip().removeprefix("model.stack.").split(".")
-        _assign(stack, keys, parse_yaml(text, place), place)
-    return stack
+    for assignment in reversed(recipe.assignments):
+        if _covers(assignment, place):
+            return f"model.set '{assignment}'"
+    best, deepest = "", -1
+    for file in map(YamlFile.read, recipe.files):
+        for assignment, at in reversed(file.items("model.set")):
+            if _covers(assignment, place):
+                return at
+        depth, owns_below = file.depth(place)
+        if depth > deepest:
+            best, deepest = file.at(place), depth
+        if owns_below:
+            break
+    return best
 
 
-def _assign(node: dict[str, Any], keys: list[str], value: Any, place: str) -> None:
-    schema: Any = StackConfig
-    trail = "model.stack"
-    for depth, key in enumerate(keys):
-        final = depth == len(keys) - 1
-        fields = _fields(schema)
-        if fields is not None:
-            if key not in fields:
-                raise RecipeError(f"{place}: {trail} has no '{key}'{did_you_mean(key, fields)}")
-            schema = fields[key]
-        elif typing.get_origin(schema) is dict:
-            schema = typing.get_args(schema)[1]
-            if not final and key not in node and schema is BlockConfig:
-                raise RecipeError(f"{place}: {trail} has no '{key}'{did_you_mean(key, node)}")
-        elif schema is not Any:
-            raise RecipeError(f"{place}: {trail} is {type_name(schema)} and has nothing below it")
-        if final:
-            node[key] = value
-            return
-        below = node.get(key)
-        if isinstance(below, str) and _part_type(schema):
-            below = {"name": below}
-        if isinstance(below, list):
-            raise RecipeError(f"{place}: {trail}.{key} is a list: set it whole")
-        if below is not None and not isinstance(below, dict):
-            raise RecipeError(f"{place}: {trail}.{key} is {below!r} and has nothing below it")
-        node[key] = below = {} if below is None else below
-        node, trail = below, f"{trail}.{key}"
-
-
-def _fields(schema: Any) -> dict[str, Any] | None:
-    """Field name -> type of a dataclass (also of an optional one), else None."""
-    cls = next((arm for arm in (schema, *typing.get_args(schema)) if dataclasses.is_dataclass(arm)), None)
-    if cls is None or typing.get_origin(schema) in (dict, list, tuple):
-        return None
-    hints = typing.get_type_hints(cls)
-    return {entry.name: hints[entry.name] for entry in dataclasses.fields(cls)}
-
-
-def _part_type(schema: Any) -> bool:
-    return any(isinstance(arm, type) and issubclass(arm, Part) for arm in (schema, *typing.get_args(schema)))
+def _covers(assignment: str, place: str) -> bool:
+    return f"{place}.".startswith(f"{assigned_place(assignment)}.")

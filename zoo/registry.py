@@ -9,9 +9,11 @@ imports, or by an installed package's entry point in the group that is named lik
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,33 +36,30 @@ def did_you_mean(found: str, known: Iterable[str]) -> str:
 class Registry:
     """Key -> class for one kind of part.
 
-    `noun` names the kind in messages ("decay gate"); the modules of `package` are the shipped parts.
+    `noun` names the kind in messages ("decay gate"); the modules of `package` are the shipped parts; `contract` is the
+    class of that package which every part derives from.
     """
 
-    def __init__(self, noun: str, package: str):
+    def __init__(self, noun: str, package: str, contract: str):
         self.noun = noun
         self.package = package
+        self.contract = contract
         self._classes: dict[str, type] = {}
-
-    @property
-    def group(self) -> str:
-        """The entry-point group through which installed packages add parts, e.g. `zoo.gates.decay`."""
-        return self.package
 
     def register(self, key: str) -> Callable[[C], C]:
         """Class decorator: put the class under `key`. A key taken by another class is an error."""
+        if not isinstance(key, str) or not key.isidentifier():
+            raise RecipeError(f"{self.noun}: a key is a plain word, as in @register('my_key'), found {key!r}")
 
         def add(cls: C) -> C:
             taken = self._classes.get(key)
-            if taken is not None and not _same_definition(taken, cls):
+            if taken is not None and _definition(taken) != _definition(cls):
                 raise RecipeError(
-                    f"{self.noun} '{key}' is registered twice: by {taken.__module__}.{taken.__qualname__} "
-                    f"and by {cls.__module__}.{cls.__qualname__}"
+                    f"{self.noun} '{key}' is registered twice: by {_full_name(taken)} and by {_full_name(cls)}"
                 )
-            if taken is None and key in self._shipped() and cls.__module__ != f"{self.package}.{key}":
+            if key in self._shipped() and cls.__module__ != f"{self.package}.{key}":
                 raise RecipeError(
-                    f"{self.noun} '{key}' is registered twice: it is shipped in {self.package}.{key}, "
-                    f"and {cls.__module__}.{cls.__qualname__} takes its key"
+                    f"{self.noun} '{key}' is registered twice: by {self.package}.{key} and by {_full_name(cls)}"
                 )
             self._classes[key] = cls
             return cls
@@ -69,47 +68,82 @@ class Registry:
 
     def names(self) -> list[str]:
         """All keys, sorted. Imports nothing."""
-        return sorted({*self._classes, *self._shipped(), *self._entry_points()})
+        return sorted({*self._classes, *self._shipped(), *_entry_points(self.package)})
 
     def __contains__(self, key: object) -> bool:
         return key in self.names()
 
-    def get(self, key: str, place: str = "") -> type:
-        """The class of `key`. RecipeError, led by `place`, when there is none."""
-        if key not in self._classes:
-            if key in self._shipped():
-                importlib.import_module(f"{self.package}.{key}")
-            elif key in (entries := self._entry_points()):
-                self.register(key)(entries[key].load())
-        if key not in self._classes:
-            lead = f"{place}: " if place else ""
+    def get(self, key: str, place: str = "") -> Any:
+        """The class of `key`. RecipeError, led by `place`, when there is none or it is no part of this kind."""
+        lead = f"{place}: " if place else ""
+        if key not in self:
             raise RecipeError(f"{lead}unknown {self.noun} '{key}'{did_you_mean(key, self.names())}")
-        return self._classes[key]
+        if key not in self._classes:
+            self._import(key)
+        cls = self._classes[key]
+        contract = getattr(importlib.import_module(self.package), self.contract)
+        if not issubclass(cls, contract):
+            raise RecipeError(f"{lead}{self.noun} '{key}': {_full_name(cls)} is no {_full_name(contract)}")
+        return cls
 
-    def key_of(self, cls: type) -> str | None:
-        """The key under which `cls` is registered, if it is."""
-        return next((key for key, known in self._classes.items() if known is cls), None)
+    def _import(self, key: str) -> None:
+        entry = _entry_points(self.package).get(key)
+        if key in self._shipped():
+            if entry is not None:
+                raise RecipeError(
+                    f"{self.noun} '{key}' is registered twice: by {self.package}.{key} and by {_package(entry)}"
+                )
+            importlib.import_module(f"{self.package}.{key}")
+        elif entry is not None:
+            try:
+                cls = entry.load()
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+                raise RecipeError(f"{self.noun} '{key}': {_package(entry)} cannot be loaded: {fault}") from error
+            if not isinstance(cls, type):
+                raise RecipeError(f"{self.noun} '{key}': {_package(entry)} gives {cls!r}, which is no class")
+            self.register(key)(cls)
 
     def _shipped(self) -> list[str]:
         folder = Path(__file__).parent.joinpath(*self.package.split(".")[1:])
         return [file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")]
 
-    def _entry_points(self) -> dict[str, Any]:
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+
+@functools.cache
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    """Key -> the installed entry point of that group, e.g. `zoo.gates.decay`."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        first = found.setdefault(entry.name, entry)
+        if first.value != entry.value:
+            raise RecipeError(
+                f"{group}: '{entry.name}' is registered twice: by {_package(first)} and by {_package(entry)}"
+            )
+    return found
 
 
-def _same_definition(a: type, b: type) -> bool:
-    """A file that is imported again (a notebook, a reload) defines the same class anew: that is no clash."""
-    return (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.value} of the package {entry.dist.name if entry.dist else 'unknown'}"
 
 
-DECAY = Registry("decay gate", "zoo.gates.decay")
-WRITE = Registry("write gate", "zoo.gates.write")
-OUTPUT = Registry("output gate", "zoo.gates.output")
-BRANCH = Registry("branch gate", "zoo.gates.branch")
-MIXERS = Registry("mixer", "zoo.mixers")
-FFNS = Registry("ffn", "zoo.ffns")
-RESIDUALS = Registry("residual form", "zoo.nn.residual")
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _definition(cls: type) -> tuple[str, str]:
+    """Where a class is written. A file that is imported again (a reload, a notebook, under a second module name)
+    defines the same class anew: that is no clash."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file or cls.__module__, cls.__qualname__
+
+
+DECAY = Registry("decay gate", "zoo.gates.decay", "DecayGate")
+WRITE = Registry("write gate", "zoo.gates.write", "WriteGate")
+OUTPUT = Registry("output gate", "zoo.gates.output", "OutputGate")
+BRANCH = Registry("branch gate", "zoo.gates.branch", "BranchGate")
+MIXERS = Registry("mixer", "zoo.mixers", "Mixer")
+FFNS = Registry("ffn", "zoo.ffns", "FFN")
+RESIDUALS = Registry("residual form", "zoo.nn.residual", "Residual")
 
 GATES: dict[str, Registry] = {"decay": DECAY, "write": WRITE, "output": OUTPUT, "branch": BRANCH}
 REGISTRIES: dict[str, Registry] = {
@@ -128,10 +162,9 @@ def list_names(kind: str = "recipes") -> list[str]:
 
         return recipe_names()
     if kind == "gates":
-        return [f"{gate}/{key}" for gate, registry in GATES.items() for key in registry.names()]
-    if kind in GATES:
-        return GATES[kind].names()
-    if kind in REGISTRIES:
-        return REGISTRIES[kind].names()
+        return sorted(f"{gate}/{key}" for gate, registry in GATES.items() for key in registry.names())
+    registries = {**REGISTRIES, **GATES}
+    if kind in registries:
+        return registries[kind].names()
     known = ["recipes", "mixers", "gates", "ffns", "residuals", *GATES]
     raise RecipeError(f"cannot list '{kind}'{did_you_mean(kind, known)}")

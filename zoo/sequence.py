@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -53,20 +54,14 @@ def dense(batch: int, length: int, device: torch.device, past: int = 0) -> Layou
 
 
 def packed(
-    cu_seqlens: Tensor,
-    length: int,
-    device: torch.device,
-    past: Sequence[int] | None = None,
-    rows: list[int] | None = None,
+    bounds: list[int], device: torch.device, past: Sequence[int] | None = None, rows: list[int] | None = None
 ) -> Layout:
-    """[1,T] with documents cut at `cu_seqlens`; `past` tokens are carried for each."""
-    bounds = check_cu_seqlens(cu_seqlens, 1, length)
+    """[1,T] with documents cut at `bounds` (checked, or none: [0]); `past` tokens are carried for each."""
+    cu_seqlens = torch.tensor(bounds)
     carried = list(past) if past is not None else [0] * (len(bounds) - 1)
-    starts = [offset - start for offset, start in zip(carried, bounds[:-1], strict=True)]
-    lengths = torch.tensor(bounds).diff()
-    shift = torch.tensor(starts).repeat_interleave(lengths).to(device)
-    positions = torch.arange(length, device=device) + shift
-    return Layout(positions[None], cu_seqlens.cpu(), bounds, carried, rows)
+    starts = torch.tensor(carried, dtype=torch.int64) - cu_seqlens[:-1]
+    positions = torch.arange(bounds[-1]) + starts.repeat_interleave(cu_seqlens.diff())
+    return Layout(positions[None].to(device), cu_seqlens, bounds, carried, rows)
 
 
 @dataclass(frozen=True)
@@ -108,11 +103,11 @@ def lay_out(
     if attention_mask is not None and cu_seqlens is not None:
         raise ValueError("attention_mask and cu_seqlens: give one of them; packed documents have no padding")
     if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, batch, length)
-        n_documents = cu_seqlens.numel() - 1
+        bounds = check_cu_seqlens(cu_seqlens, batch, length)
+        n_documents = len(bounds) - 1
         if past is not None and len(past) != n_documents:
             raise ValueError(f"cache: has {len(past)} rows, and cu_seqlens names {n_documents} documents")
-        return Entry(packed(cu_seqlens, length, tokens.device, past), shape)
+        return Entry(packed(bounds, tokens.device, past), shape)
     if past is not None and len(past) != batch:
         raise ValueError(f"cache: has {len(past)} rows, and tokens have {batch}")
     counts = [length] * batch
@@ -123,10 +118,10 @@ def lay_out(
     if not ragged and all(count == length for count in counts):
         return Entry(dense(batch, length, tokens.device, past[0] if past else 0), shape)
     rows = [row for row, count in enumerate(counts) if count]
-    ends = torch.tensor([0, *(counts[row] for row in rows)]).cumsum(0)
+    bounds = list(accumulate((counts[row] for row in rows), initial=0))
     carried = [past[row] for row in rows] if past is not None else None
     index = real.flatten().nonzero()[:, 0] if attention_mask is not None else torch.arange(batch * length)
-    layout = packed(ends, int(ends[-1]), tokens.device, carried, None if len(rows) == batch else rows)
+    layout = packed(bounds, tokens.device, carried, None if len(rows) == batch else rows)
     return Entry(layout, shape, index.to(tokens.device))
 
 

@@ -17,10 +17,12 @@ from zoo.decode import Part, decode_options
 from zoo.ffns import FFN
 from zoo.mixers import Mixer
 from zoo.nn import RMSNorm
+from zoo.nn.cross_entropy import cross_entropy
 from zoo.nn.residual import Residual
+from zoo.nn.sampling import sample
 from zoo.recipe import Recipe, load_stack_config, read_recipe
 from zoo.registry import FFNS, MIXERS, RESIDUALS, RecipeError, Registry
-from zoo.sequence import Layout, lay_out
+from zoo.sequence import Entry, Layout, lay_out
 from zoo.shapes import LayerContext
 
 
@@ -121,7 +123,9 @@ class Stack(nn.Module):
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, None)
         return entry.leave(self.head(hidden))
 
-    def _hidden(self, tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, cache: Cache | None) -> Any:
+    def _hidden(
+        self, tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, cache: Cache | None
+    ) -> tuple[Entry, Tensor]:
         """The entry, and the normed hidden states in its layout."""
         entry = lay_out(tokens, cu_seqlens, mask, cache.lengths if cache is not None else None)
         tokens = entry.enter(tokens)
@@ -202,49 +206,8 @@ def _next_tokens(tokens: Tensor, layout: Layout) -> Tensor:
     """The token after each, -100 behind the last of a document."""
     targets = F.pad(tokens[:, 1:], (0, 1), value=-100)
     if layout.bounds is not None:
-        targets[0, torch.tensor(layout.bounds[1:], device=tokens.device) - 1] = -100
+        targets[0, [end - 1 for end in layout.bounds[1:]]] = -100
     return targets
-
-
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 2**22) -> tuple[Tensor, Tensor]:
-    """Σ -log softmax(W h)[target] over the targets that are not -100, and their number.
-
-    hidden [M,D], weight [V,D], targets [M]. Float32 logits of at most `chunk` numbers are held at a time and computed
-    again in the backward pass, so memory does not grow with M·V.
-    """
-    seen = targets != -100
-    hidden, targets = hidden[seen], targets[seen]
-    rows = max(1, chunk // weight.shape[0])
-    n_targets = seen.sum()
-    if len(targets) <= rows:
-        return _summed_loss(hidden, weight, targets), n_targets
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for some, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
-        total = total + torch.utils.checkpoint.checkpoint(_summed_loss, some, weight, wanted, use_reentrant=False)
-    return total, n_targets
-
-
-def _summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    logits = F.linear(hidden, weight)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, targets, reduction="sum")
-
-
-def sample(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """One token [B] from logits [B,V]."""
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    logits = logits.float() / temperature
-    if top_k is not None:
-        kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
-    if top_p is not None:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        mass = ordered.softmax(dim=-1).cumsum(dim=-1)
-        beyond = F.pad(mass[:, :-1], (1, 0)) >= top_p  # the token that crosses p stays in
-        beyond[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), float("-inf"))
-    return torch.multinomial(logits.softmax(dim=-1), 1)[:, 0]
 
 
 def load(

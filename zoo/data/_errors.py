@@ -22,4 +22,6 @@ def needs(package: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise RecipeError(f"{what} needs the package {package}, which is not installed: pip install {package}") from error
+        raise RecipeError(
+            f"{what} needs the package {package}, which is not installed: pip install {package}"
+        ) from error

@@ -48,11 +48,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """A new folder to fill; at the end it becomes `path`, unless another process was there first, whose copy then stays."""
+    """A new folder to fill; at the end it becomes `path`, unless another process was there first, whose copy then
+    stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         yield draft
+        os.chmod(draft, 0o755)
         try:
             os.rename(draft, path)
         except OSError:

@@ -7,12 +7,14 @@ what the user named, so that the same files under another folder are the same co
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ Document = tuple[str, bytes]
 
 PLACE = "data.path"
 HUB = "hf://"
-# Tests and installed packages are not the library; `config-*` and `_sysconfigdata*` differ between two builds of one version.
+# Tests and installed packages are not the library; `config-*` and `_sysconfigdata*` differ between two builds of one
+# version.
 _NOT_STDLIB = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 _BUILD_SPECIFIC = ("config-", "_sysconfigdata")
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
@@ -49,7 +52,8 @@ class Corpus:
 
 def open_corpus(path: str | list[str] | None, text_field: str = "text", separator: str | None = None) -> Corpus:
     """The corpus that `data.path` names: None is the standard library of this Python, else files, folders, patterns and
-    `hf://` datasets, read in the order given (files of a folder sorted by name). RecipeError where something is missing."""
+    `hf://` datasets, read in the order given (files of a folder sorted by name). RecipeError where something is
+    missing."""
     if path is None:
         version = f"{platform.python_implementation()} {platform.python_version()}"
         files = _standard_library()
@@ -57,7 +61,9 @@ def open_corpus(path: str | list[str] | None, text_field: str = "text", separato
         return Corpus(f"the standard library of {version}", readers, python=version)
     entries = [path] if isinstance(path, str) else list(path)
     if not entries:
-        raise RecipeError(f"{PLACE}: the list is empty; name files, folders, patterns or hf:// datasets, or leave it out")
+        raise RecipeError(
+            f"{PLACE}: the list is empty; name files, folders, patterns or hf:// datasets, or leave it out"
+        )
     found: list[Callable[[], Iterator[Document]]] = []
     seen: set[Path] = set()
     for entry in entries:
@@ -94,13 +100,8 @@ def _locate(entry: str) -> list[tuple[str, Path]]:
     matches = [Path(match) for match in glob.glob(str(path), recursive=True) if os.path.isfile(match)]
     if not matches:
         raise RecipeError(f"{PLACE}: the pattern '{entry}' matches no file (looked from {os.getcwd()})")
-    fixed = [part for part in path.parts[: _first_magic(path)]]
-    root = Path(*fixed) if fixed else Path()
+    root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
     return sorted((match.relative_to(root).as_posix(), match) for match in matches)
-
-
-def _first_magic(path: Path) -> int:
-    return next(index for index, part in enumerate(path.parts) if glob.has_magic(part))
 
 
 def _walk(root: Path, skip: tuple[str, ...] = ("__pycache__",)) -> list[tuple[str, Path]]:
@@ -114,10 +115,10 @@ def _walk(root: Path, skip: tuple[str, ...] = ("__pycache__",)) -> list[tuple[st
 
 def _reader(name: str, file: Path, text_field: str, separator: str | None) -> Callable[[], Iterator[Document]]:
     if file.suffix in (".jsonl", ".ndjson"):
-        return lambda: _read_jsonl(name, file, text_field)
+        return partial(_read_jsonl, name, file, text_field)
     if file.suffix == ".parquet":
-        return lambda: _read_parquet(name, file, text_field)
-    return lambda: _read_text(name, file, separator)
+        return partial(_read_parquet, name, file, text_field)
+    return partial(_read_text, name, file, separator)
 
 
 def _read_text(name: str, file: Path, separator: str | None) -> Iterator[Document]:
@@ -202,19 +203,19 @@ def _is_saved_dataset(entry: str) -> bool:
 
 
 def _hf_reader(entry: str, text_field: str) -> Callable[[], Iterator[Document]]:
-    """Documents of `hf://owner/name[/config][:split]` or of a folder that `Dataset.save_to_disk` wrote; one row each."""
+    """Documents of `hf://owner/name[/config][:split]` or of a folder that `Dataset.save_to_disk` wrote; one row
+    each."""
     dataset = _load_dataset(entry)
     _check_column(text_field, dataset.column_names, f"{PLACE}: '{entry}'")
-    dataset = dataset.select_columns([text_field])
+    return partial(_read_dataset, entry, dataset.select_columns([text_field]), text_field)
 
-    def read() -> Iterator[Document]:
-        number = 0
-        for rows in dataset.iter(batch_size=1024):
-            for value in rows[text_field]:
-                number += 1
-                yield f"{entry}:{number}", _to_bytes(value, text_field, f"{PLACE}: '{entry}' row {number}")
 
-    return read
+def _read_dataset(entry: str, dataset: Any, text_field: str) -> Iterator[Document]:
+    number = 0
+    for rows in dataset.iter(batch_size=1024):
+        for value in rows[text_field]:
+            number += 1
+            yield f"{entry}:{number}", _to_bytes(value, text_field, f"{PLACE}: '{entry}' row {number}")
 
 
 def _load_dataset(entry: str) -> Any:
@@ -222,19 +223,19 @@ def _load_dataset(entry: str) -> Any:
         import datasets
     name, _, split = entry.removeprefix(HUB).partition(":")
     split = split or "train"
+    owner, _, rest = name.partition("/")
+    short, _, config = rest.partition("/")
     try:
         if _is_saved_dataset(name):
             loaded = datasets.load_from_disk(name)
-            if not isinstance(loaded, datasets.DatasetDict):
-                return loaded
-            if split not in loaded:
-                raise RecipeError(f"{PLACE}: '{entry}' has no split '{split}'{did_you_mean(split, loaded)}")
-            return loaded[split]
-        if Path(name).is_dir():
-            return datasets.load_dataset(name, split=split)
-        owner_and_name, config = name.split("/")[:2], "/".join(name.split("/")[2:])
-        return datasets.load_dataset("/".join(owner_and_name), config or None, split=split)
+        elif Path(name).is_dir():
+            loaded = datasets.load_dataset(name, split=split)
+        else:
+            loaded = datasets.load_dataset(f"{owner}/{short}" if rest else owner, config or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        if isinstance(error, RecipeError):
-            raise
         raise RecipeError(f"{PLACE}: cannot load '{entry}': {first_line(error)}") from error
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    if split not in loaded:
+        raise RecipeError(f"{PLACE}: '{entry}' has no split '{split}'{did_you_mean(split, loaded)}")
+    return loaded[split]

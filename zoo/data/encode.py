@@ -1,7 +1,7 @@
 """A corpus as one array of ids.
 
-Bytes are their own ids and stay in memory. Every other tokenizer runs once for each corpus; the ids are then a file in the cache
-that all processes map.
+Bytes are their own ids and stay in memory. Every other tokenizer runs once for each corpus; the ids are then a file
+in the cache that all processes map.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class Encoded:
     ids: np.ndarray
     starts: np.ndarray
 
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
 
 def make_tokenizer(word: str, corpus: Corpus, index: Index, training: np.ndarray) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names; `bpe:N` learns from the documents `training` only."""
@@ -48,10 +52,10 @@ def make_tokenizer(word: str, corpus: Corpus, index: Index, training: np.ndarray
 def encode(corpus: Corpus, index: Index, tokenizer: Tokenizer) -> Encoded:
     """All documents of the corpus as ids. RecipeError if it is no longer what `index` saw."""
     if isinstance(tokenizer, ByteTokenizer):
-        ids = np.frombuffer(b"".join(text for _, text in corpus), dtype=np.uint8)
-        if len(ids) != index.n_bytes:
+        text = b"".join(text for _, text in corpus)
+        if len(text) != index.n_bytes:
             raise RecipeError(f"{PLACE}: {corpus.source} changed while it was read")
-        return Encoded(ids, _starts(index.sizes))
+        return Encoded(np.frombuffer(text, dtype=np.uint8), _starts(index.sizes))
     path = cache_folder() / "ids" / f"{index.digest[:16]}-{tokenizer.digest[:16]}"
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     if not path.is_dir():

@@ -1,15 +1,14 @@
 """Which documents are held out.
 
-Order of document d:  key(d) = blake2b(content of d, salt = split seed), so that neither names nor the order in which files
-are listed matter, and equal documents never stand on both sides. In that order the validation documents are taken first,
-then the test documents; training reads what is left.
+Order of document d:  key(d) = blake2b(content of d, salt = split seed), so that neither names nor the order in which
+files are listed matter, and equal documents never stand on both sides. In that order the validation documents are
+taken first, then the test documents; training reads what is left.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +18,14 @@ from zoo.registry import RecipeError
 
 HELD_OUT_BYTES = 200_000
 HELD_OUT_SHARE = 20  # of a corpus too small for that: 1/20 each
+LARGEST_SHARE = 4  # a held-out part prefers documents under 1/4 of its size
 SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class Index:
-    """What one pass over a corpus finds: sizes [n] in bytes, keys [n], and the sha256 of all names and contents (led by the
-    Python version where the corpus is a standard library)."""
+    """What one pass over a corpus finds: sizes [n] in bytes, keys [n], and the sha256 of all names and contents (led
+    by the Python version where the corpus is a standard library)."""
 
     sizes: np.ndarray
     keys: np.ndarray
@@ -46,7 +46,7 @@ def scan(corpus: Corpus, split_seed: int) -> Index:
         digest.update(b"%d %d\n%b" % (len(label), len(text), label))
         digest.update(text)
         sizes.append(len(text))
-        keys.append(int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "little"))
+        keys.append(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, salt=salt).digest(), "little"))
     if not sizes:
         raise RecipeError(f"{PLACE}: {corpus.source} holds no text")
     return Index(np.array(sizes, dtype=np.int64), np.array(keys, dtype=np.uint64), digest.hexdigest())
@@ -55,56 +55,43 @@ def scan(corpus: Corpus, split_seed: int) -> Index:
 def split(index: Index, val_bytes: int | None, test_bytes: int | None) -> dict[str, np.ndarray]:
     """Split name -> indices of its documents, in the order of their keys.
 
-    Each held-out part gets documents of at least the asked bytes in all; None asks for 200 kB, or for 5 % of a corpus under
-    4 MB; 0 for none. A document that alone is larger than that is held out only if nothing else is left, so that a
-    measurement rarely rests on one document.
+    Each held-out part gets documents of at least the asked bytes in all; None asks for 200 kB, or for 5 % of a
+    corpus under 4 MB; 0 for none. Documents larger than a quarter of that come last, the smallest of them first, so
+    that no single one makes the measurement where there is a choice.
     """
     asked = {"val": val_bytes, "test": test_bytes}
     default = min(HELD_OUT_BYTES, -(-index.n_bytes // HELD_OUT_SHARE))
     wanted = {name: default if size is None else size for name, size in asked.items()}
     parts = [name for name in ("val", "test") if wanted[name] > 0]
-    left = [group.tolist() for group in _groups(index.keys)]
-    if len(left) <= len(parts):
+
+    order = np.argsort(index.keys, kind="stable")
+    is_new = np.append(True, np.diff(index.keys[order]) != 0)
+    group = np.cumsum(is_new) - 1  # equal documents are one group
+    size = index.sizes[order][is_new]
+    if len(size) <= len(parts):
         raise RecipeError(
-            f"{PLACE}: {len(left)} different document{'s' * (len(left) > 1)} cannot be split into train, "
+            f"{PLACE}: {len(size)} different document{'s' * (len(size) > 1)} cannot be split into train, "
             f"{' and '.join(parts)}; give more files, cut them by data.separator, or set data.val_bytes and "
             f"data.test_bytes to 0"
         )
-    taken: dict[str, list[int]] = {name: [] for name in SPLITS}
+    total = size * np.bincount(group)
+    owner = np.full(len(size), "train", dtype="U5")
     for position, name in enumerate(parts):
-        reserve = len(parts) - position  # one for each later part and one for training
-        taken[name] = _take(left, index.sizes, wanted[name], reserve)
-        got = int(index.sizes[taken[name]].sum())
+        reserve = len(parts) - position  # a group for each later part and one for training
+        taken = _take(np.flatnonzero(owner == "train"), size, total, wanted[name], reserve)
+        owner[taken] = name
+        got = int(total[taken].sum())
         if asked[name] is not None and got < wanted[name]:
             raise RecipeError(
                 f"data.{name}_bytes: {wanted[name]} bytes asked, but the corpus has {index.n_bytes} bytes in "
                 f"{len(index.sizes)} documents, of which only {got} can be held out"
             )
-    taken["train"] = [document for group in left for document in group]
-    return {name: np.array(documents, dtype=np.int64) for name, documents in taken.items()}
+    return {name: order[owner[group] == name] for name in SPLITS}
 
 
-def _groups(keys: np.ndarray) -> list[np.ndarray]:
-    """Indices of equal documents together, in the order of their keys."""
-    order = np.argsort(keys, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
-
-
-def _take(left: list[list[int]], sizes: np.ndarray, wanted: int, reserve: int) -> list[int]:
-    """Move groups from `left` until they hold `wanted` bytes or only `reserve` groups remain."""
-
-    def large_last(group: list[int]) -> int:
-        size = int(sizes[group[0]])
-        return size if size > wanted else 0
-
-    candidates: Iterable[list[int]] = sorted(left, key=large_last)
-    chosen: list[list[int]] = []
-    got = 0
-    for group in candidates:
-        if got >= wanted or len(left) - len(chosen) <= reserve:
-            break
-        chosen.append(group)
-        got += int(sizes[group].sum())
-    firsts = {group[0] for group in chosen}
-    left[:] = [group for group in left if group[0] not in firsts]
-    return [document for group in chosen for document in group]
+def _take(free: np.ndarray, size: np.ndarray, total: np.ndarray, wanted: int, reserve: int) -> np.ndarray:
+    """The first of the `free` groups that together hold `wanted` bytes; at least `reserve` of them stay."""
+    large_last = np.where(size[free] * LARGEST_SHARE > wanted, size[free], 0)
+    candidates = free[np.argsort(large_last, kind="stable")]
+    enough = int(np.searchsorted(np.cumsum(total[candidates]), wanted)) + 1
+    return candidates[: min(enough, len(free) - reserve)]

@@ -1,8 +1,10 @@
 """Text to ids and back.
 
-    encode: text -> ids in [0, vocab_size)       decode: ids -> text       byte_lengths[id] = bytes of text that the id stands for
+    encode: text -> ids in [0, vocab_size)
+    decode: ids -> text
+    byte_lengths[id] = bytes of text that the id stands for
 
-The last one is what bits per byte need: loss in nats / (ln 2 * bytes of the targets). `save` writes one file, which
+The last is what bits per byte need: loss in nats / (ln 2 * bytes of the targets). `save` writes one file, which
 `load_tokenizer` reads, so that a run folder needs nothing else to write text.
 """
 
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -73,8 +74,8 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A tokenizer of the `tokenizers` library, from the text of its JSON file. No special tokens are added.
 
-    byte_lengths is exact for byte-level BPE (GPT-2, Llama-3, Qwen, our own `bpe:N`). For vocabularies that mark spaces by
-    U+2581 and fall back to `<0xNN>` it is exact but for the space that they put before a text.
+    byte_lengths is exact for byte-level BPE (GPT-2, Llama-3, Qwen, our own `bpe:N`). For vocabularies that mark
+    spaces by U+2581 and fall back to `<0xNN>` it is exact but for the space that they put before a text.
     """
 
     def __init__(self, text: str, name: str):
@@ -115,7 +116,9 @@ def load_tokenizer(path: str | Path, place: str = PLACE) -> Tokenizer:
     if content == _BYTES_FILE:
         return ByteTokenizer()
     if not isinstance(content, dict) or "model" not in content:
-        raise RecipeError(f"{place}: '{path}' is not a tokenizer file: it has no 'model', as files of `tokenizers` have")
+        raise RecipeError(
+            f"{place}: '{path}' is not a tokenizer file: it has no 'model', as files of `tokenizers` have"
+        )
     return JsonTokenizer(text, str(path))
 
 
@@ -127,8 +130,15 @@ def bpe_size(word: str) -> int | None:
             raise RecipeError(f"{PLACE}: '{word}' needs a vocabulary size above the 256 bytes, such as 'bpe:4096'")
         return int(size)
     if word != "bytes" and not word.endswith(".json") and not Path(word).expanduser().exists():
-        raise RecipeError(f"{PLACE}: unknown tokenizer '{word}'{did_you_mean(word, ['bytes', 'bpe:4096', 'FILE.json'])}")
+        raise RecipeError(
+            f"{PLACE}: unknown tokenizer '{word}'{did_you_mean(word, ['bytes', 'bpe:4096', 'FILE.json'])}"
+        )
     return None
+
+
+def declared_vocab_size(word: str) -> int:
+    """vocab_size that `data.tokenizer` promises, before anything is learnt from a corpus."""
+    return bpe_size(word) or (ByteTokenizer() if word == "bytes" else load_tokenizer(word)).vocab_size
 
 
 def train_bpe(texts: Iterable[bytes], size: int) -> str:
@@ -152,9 +162,13 @@ def _from_json(text: str, name: str) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise RecipeError(f"{PLACE}: '{name}' is not a tokenizer file: {first_line(error)}") from error
+    # files saved for inference may ask for these; a corpus must be neither cut nor padded
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _byte_lengths(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], size: int) -> np.ndarray:

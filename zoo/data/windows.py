@@ -1,8 +1,8 @@
 """Rows of tokens, and the loaders that deal them out.
 
-The documents of a split, one after the other, are cut every T tokens: row r holds tokens [rT, (r+1)T). The label of a token is the
-next token of the same document, also where that one begins the next row; the last token of a document has none (-100).
-So every token but the first of each document is a target exactly once.
+The documents of a split, one after the other, are cut every T tokens: row r holds tokens [rT, (r+1)T). The label of
+a token is the next token of the same document, also where that one begins the next row; the last token of a document
+has none (-100). So every token but the first of each document is a target exactly once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ IGNORE = -100
 
 
 class Batch(TypedDict, total=False):
-    """tokens, labels: int64 [B, T], or packed [1, n]; cu_seqlens: int32 [N + 1], packed only: it cuts at every document and every
-    row; n_bytes: bytes of text that the targets stand for."""
+    """tokens, labels: int64 [B, T], or packed [1, n]; cu_seqlens: int32 [N + 1], packed only: it cuts at every
+    document and every row; n_bytes: bytes of text that the targets stand for."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -31,8 +31,8 @@ class Batch(TypedDict, total=False):
 class Rows:
     """A split cut into rows of `seq_len` tokens; the last row may be shorter.
 
-    ids [n]: all tokens of the corpus. starts, lengths [n_documents]: where in `ids` each document of the split lies, in the order in
-    which they are read. byte_lengths [vocab_size].
+    ids [n]: all tokens of the corpus. starts, lengths [n_documents]: where in `ids` each document of the split lies,
+    in the order in which they are read. byte_lengths [vocab_size].
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Rows:
         self.byte_lengths = byte_lengths
         self.bounds = np.concatenate([[0], np.cumsum(lengths)])
         self.shift = np.append(starts - self.bounds[:-1], 0)
+        self.n_documents = len(lengths)
         self.n_tokens = int(self.bounds[-1])
         self.n_whole = self.n_tokens // seq_len
 
@@ -50,7 +51,8 @@ class Rows:
         return -(-self.n_tokens // self.seq_len)
 
     def batch(self, rows: np.ndarray, pack: bool) -> Batch:
-        """The rows of these numbers as one batch. A short last row is padded with token 0, or packed without padding."""
+        """The rows of these numbers as one batch. A short last row is padded with token 0, or packed without
+        padding."""
         position = rows[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         document = np.searchsorted(self.bounds, position, side="right") - 1
         real = position < self.n_tokens
@@ -74,9 +76,9 @@ class Rows:
 class TrainLoader:
     """Whole rows in the order permutation(seed, epoch), `batch_size` to each of `world` ranks a step.
 
-    A row comes at most once an epoch; the rows that do not fill a last step are left out of it (others each epoch). The position
-    counts rows over all ranks, so it survives a change of batch size or of the number of processes. Where fewer batches are taken than
-    there are (`limit_train_batches`), the next iteration goes on from there.
+    A row comes at most once an epoch; the rows that do not fill a last step are left out of it (others each epoch).
+    The position counts rows over all ranks, so it survives a change of batch size or of the number of processes.
+    Where fewer batches are taken than there are (`limit_train_batches`), the next iteration goes on from there.
     """
 
     def __init__(
@@ -101,8 +103,8 @@ class TrainLoader:
         self.row = 0
         if len(self) == 0:
             raise RecipeError(
-                f"data: {rows.n_tokens} training tokens are {rows.n_whole} rows of data.seq_len {rows.seq_len}, fewer than one step "
-                f"of {self.step} rows (data.batch_size {batch_size} x {world} process{'es' * (world > 1)})"
+                f"data: {rows.n_tokens} training tokens are {rows.n_whole} rows of data.seq_len {rows.seq_len}, "
+                f"fewer than one step of {self.step} rows (data.batch_size {batch_size}, processes {world})"
             )
 
     def __len__(self) -> int:
@@ -125,10 +127,10 @@ class TrainLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for key, value in self.identity.items():
-            if (stored := state["identity"].get(key)) != value:
+            if (stored := state.get("identity", {}).get(key)) != value:
                 raise RecipeError(
-                    f"data.{key}: {value} here, but {stored} in the checkpoint, whose position in the data means nothing then; "
-                    "resume with the same data, or start from its weights (--model.weights)"
+                    f"data.{key}: {value} here, but {stored} in the checkpoint, so its position in the data means "
+                    "nothing; resume with the same data, or start from its weights (--model.weights)"
                 )
         self.epoch, self.row = state["epoch"], state["row"]
 
@@ -136,8 +138,8 @@ class TrainLoader:
 class HeldOutLoader:
     """All rows in order, dealt to the ranks in turn; every rank gets the same number of batches.
 
-    A rank without a row for the last batch gets row 0 without targets (labels -100, n_bytes 0): it keeps the ranks in step and
-    counts for nothing.
+    A rank without a row for the last batch gets row 0 without targets (labels -100, n_bytes 0): it keeps the ranks
+    in step and counts for nothing.
     """
 
     def __init__(self, rows: Rows, batch_size: int, pack: bool, rank: int = 0, world: int = 1):

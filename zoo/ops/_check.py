@@ -6,9 +6,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 
-def check_cu_seqlens(cu_seqlens: torch.Tensor, batch: int, length: int) -> list[int]:
+def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> list[int]:
     """The boundaries 0 = c_0 < c_1 < ... < c_N = `length` of N documents packed into one row, as N + 1 ints."""
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         found = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
@@ -26,19 +27,14 @@ def check_cu_seqlens(cu_seqlens: torch.Tensor, batch: int, length: int) -> list[
     return bounds
 
 
-def check_linear(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor | None,
-    initial_state: torch.Tensor | None,
-    n_states: int,
-) -> None:
-    """Shapes of a linear op: q, k [B,T,H,K], v [B,T,HV,V], log_decay [B,T,HV] | [B,T,HV,K] | None and
-    initial_state [n_states,HV,K,V] | None, where HV is a multiple of H."""
+def check_linear(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> None:
+    """Shapes that all linear ops share: q, k [B,T,H,K], v [B,T,HV,V] with HV a multiple of H, T > 0, and log_decay
+    [B,T,HV], [B,T,HV,K] or None."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name}: expected 4 dimensions [batch, time, heads, width], got shape {list(x.shape)}")
+    if q.shape[1] == 0:
+        raise ValueError("q: expected at least one token, got none")
     check_shape("k", k, q.shape)
     check_shape("v", v, (*q.shape[:2], *v.shape[2:]))
     n_heads, n_v_heads = q.shape[2], v.shape[2]
@@ -46,11 +42,9 @@ def check_linear(
         raise ValueError(f"v: its {n_v_heads} heads are not a multiple of the {n_heads} heads of q and k")
     if log_decay is not None:
         check_shape("log_decay", log_decay, v.shape[:3], (*v.shape[:3], q.shape[3]))
-    if initial_state is not None:
-        check_shape("initial_state", initial_state, (n_states, n_v_heads, q.shape[3], v.shape[3]))
 
 
-def check_shape(name: str, x: torch.Tensor, *allowed: tuple[int, ...]) -> None:
+def check_shape(name: str, x: Tensor, *allowed: tuple[int, ...]) -> None:
     """`x` has one of the `allowed` shapes."""
     if all(x.shape != torch.Size(shape) for shape in allowed):
         wanted = " or ".join(str(list(shape)) for shape in allowed)

@@ -74,7 +74,7 @@ class Op:
             if reason:
                 raise BackendRefused(f"{self.name}: backend '{wanted}' was forced but refuses: {reason}")
             return self.backends[wanted], Choice(self.name, wanted)
-        refused = {}
+        refused: dict[str, str] = {}
         for name, candidate in self.backends.items():
             reason = candidate.refuse(*args, **kwargs)
             if not reason:

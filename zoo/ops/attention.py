@@ -8,6 +8,7 @@ over the keys j that query i sees. Query head h reads key/value head h // (H / H
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ NORMALIZERS = ("softmax", "softmax_off_by_one", "sigmoid")
 
 @dataclass(frozen=True)
 class Options:
-    """All that a backend is told beside q, k, v, already checked. `bounds` and `bounds_k` are the document boundaries in
+    """What a backend is told beside q, k and v, already checked. `bounds` and `bounds_k` are the document boundaries in
     q and in k, or None where nothing is packed."""
 
     causal: bool
@@ -63,15 +64,17 @@ def attention(
     cu_seqlens  [N+1]: N documents packed in one row; none sees another, and the gradient between them is exactly zero.
                 cu_seqlens_k [N+1], default the same, gives the documents other lengths in k and v than in q (a cache).
 
-    Scores are float32 (float64 for float64). Raises ValueError where shapes or options do not fit together, and where a
-    query would see no key; BackendRefused where a forced backend cannot run the call.
+    Scores and sums are float32 (float64 for a float64 v), under autocast too; fused kernels first round q and k to v's
+    dtype. Raises ValueError where shapes or options do not fit together and where a query would see no key, and
+    BackendRefused where a forced backend cannot run the call.
     """
     _check_shapes(q, k, v)
     _check_options(q, causal, window, sink, softcap, normalizer)
     bounds, bounds_k = _check_lengths(q, k, causal, cu_seqlens, cu_seqlens_k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     options = Options(causal, window, sink, softcap, normalizer, scale, bounds, bounds_k)
-    return _op(q, k, v, options, backend=backend)
+    with torch.autocast(device_kind(v), enabled=False):
+        return _op(q, k, v, options, backend=backend)
 
 
 def visible_keys(queries: int, keys: int, options: Options, device: torch.device) -> Tensor:
@@ -92,7 +95,7 @@ def visible_keys(queries: int, keys: int, options: Options, device: torch.device
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-    dtype = torch.promote_types(q.dtype, torch.float32)
+    dtype = torch.promote_types(v.dtype, torch.float32)
     group = q.shape[2] // k.shape[2]
     k, values = (x.to(dtype).repeat_interleave(group, dim=2) for x in (k, v))
     score = torch.einsum("bihk,bjhk->bhij", q.to(dtype), k) * options.scale
@@ -100,7 +103,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         score = options.softcap * torch.tanh(score / options.softcap)
     visible = visible_keys(q.shape[1], k.shape[1], options, q.device)
     if options.normalizer == "sigmoid":
-        p = torch.sigmoid(score - visible.sum(-1, keepdim=True).log()).masked_fill(~visible, 0)
+        p = torch.sigmoid(score - visible.sum(-1, keepdim=True, dtype=dtype).log()).masked_fill(~visible, 0)
     else:
         score = score.masked_fill(~visible, -torch.inf)
         p = torch.cat([score, *_extra_logit(score, options)], dim=-1).softmax(-1)[..., : score.shape[-1]]
@@ -131,8 +134,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     q, k = q.to(v.dtype), k.to(v.dtype)
     if options.bounds is None or options.bounds_k is None:
         return _document(q, k, v, options)
-    lengths = [end - start for start, end in zip(options.bounds, options.bounds[1:], strict=False)]
-    lengths_k = [end - start for start, end in zip(options.bounds_k, options.bounds_k[1:], strict=False)]
+    lengths, lengths_k = ([end - start for start, end in pairwise(b)] for b in (options.bounds, options.bounds_k))
     if len(set(lengths)) == len(set(lengths_k)) == 1:
         q, k, v = (x.unflatten(1, (len(lengths), -1)).squeeze(0) for x in (q, k, v))
         return _document(q, k, v, options).flatten(0, 1).unsqueeze(0)
@@ -148,50 +150,59 @@ def _document(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     queries, keys = q.shape[1], k.shape[1]
+    if causal and queries == keys:
+        return _kernel(q, k, v, scale, is_causal=True)
     if not causal or queries == 1:
         return _kernel(q, k, v, scale)
-    if queries == keys:
-        return _kernel(q, k, v, scale, is_causal=True)
+    # torch's is_causal is aligned at the start; its causal_lower_right breaks under selective checkpointing
     mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    return _kernel(q, k, v, scale, mask=mask)
+    return _kernel(q, k, v, scale, mask)
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
-    """Blocks of queries against the keys that they see, so that the work is O(T window) and not O(T^2)."""
-    cached = k.shape[1] - q.shape[1]
-    partial = max(0, window - 1 - cached)  # queries that see fewer than `window` keys: they are causal
+    """Blocks of queries against the keys that they see, so that the work is O(T window) and not O(T^2).
+
+    The first queries may see fewer than `window` keys; they are plain causal. For the others block b of C queries meets
+    a stretch of C + window - 1 keys, in which its query i sees those from i to i + window - 1.
+    """
+    partial = max(0, window - 1 - (k.shape[1] - q.shape[1]))
     head, body = q.split([partial, q.shape[1] - partial], dim=1)
     rows = body.shape[1]
-    block = min(rows, max(window, 64))
+    # as long as 64 for the kernel's sake, and a quarter of the window so that a key is copied into at most five blocks
+    block = min(rows, max(64, window // 4))
     blocks = -(-rows // block)
-    mask = torch.ones(block, block + window - 1, dtype=torch.bool, device=q.device).tril(window - 1).triu()
-    body = F.pad(body, (0, 0, 0, 0, 0, blocks * block - rows)).unflatten(1, (blocks, block)).flatten(0, 1)
-    k_body, v_body = (
-        F.pad(x[:, -(rows + window - 1) :], (0, 0, 0, 0, 0, blocks * block - rows))
-        .unfold(1, block + window - 1, block)
-        .movedim(-1, 2)
-        .flatten(0, 1)
-        for x in (k, v)
-    )
-    o = _kernel(body, k_body, v_body, scale, mask=None if block == 1 else mask)
+    span = block + window - 1
+    mask = torch.ones(block, span, dtype=torch.bool, device=q.device).tril(window - 1).triu()
+
+    missing = (0, 0, 0, 0, 0, blocks * block - rows)
+    body = F.pad(body, missing).unflatten(1, (blocks, block)).flatten(0, 1)
+    stretches = (F.pad(x[:, 1 - window - rows :], missing).unfold(1, span, block) for x in (k, v))
+    k_body, v_body = (x.movedim(-1, 2).flatten(0, 1) for x in stretches)
+    o = _kernel(body, k_body, v_body, scale, None if block == 1 else mask)
     o = o.unflatten(0, (-1, blocks)).flatten(1, 2)[:, :rows]
     if partial == 0:
         return o
-    seen = cached + partial
-    return torch.cat([_dense(head, k[:, :seen], v[:, :seen], True, scale), o], dim=1)
+    return torch.cat([_dense(head, k[:, : window - 1], v[:, : window - 1], True, scale), o], dim=1)
 
 
 def _kernel(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, mask: Tensor | None = None, is_causal: bool = False
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     width, values = q.shape[-1], v.shape[-1]
     if device_kind(q) == "cpu" and width != values:
         # torch's fused CPU kernel wants one width; zeros change neither the scores nor the outputs that are kept
         q, k, v = (F.pad(x, (0, max(width, values) - x.shape[-1])) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    fold = group > 1 and not is_causal
+    if fold:
+        # the heads of a group as further queries of its key head: a key is read once, and no mask meets enable_gqa
+        q = q.unflatten(1, (-1, group)).flatten(2, 3)
+        mask = None if mask is None else mask.repeat(group, 1)
     o = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=group > 1 and not fold
     )
+    o = o.unflatten(2, (group, -1)).flatten(1, 2) if fold else o
     return o[..., :values].transpose(1, 2)
 
 
@@ -248,7 +259,9 @@ def _check_lengths(
     for n in range(len(bounds) - 1):
         rows, columns = bounds[n + 1] - bounds[n], bounds_k[n + 1] - bounds_k[n]
         if causal and columns < rows:
-            raise ValueError(f"attention: document {n} has {rows} queries, some of which see none of its {columns} keys")
+            raise ValueError(
+                f"attention: document {n} has {rows} queries, some of which see none of its {columns} keys"
+            )
     return bounds, bounds_k
 
 

@@ -76,10 +76,16 @@ def dt_bias_(tensor: Tensor, low: float, high: float) -> Tensor:
     return tensor.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
 
+def check_range(name: str, given: tuple[float, float]) -> None:
+    """ValueError unless the option `name` is a range of positive numbers."""
+    if not (len(given) == 2 and 0 < given[0] <= given[1] < math.inf):
+        raise ValueError(f"{name}: expected 0 < low <= high, found {given}")
+
+
 def float32_parameter(*shape: int) -> torch.nn.Parameter:
     """A parameter that is float32 (or better) even where the default dtype is lower."""
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
 
 
-__all__ = ["Decay", "DecayGate", "dt_bias_", "float32", "float32_parameter", "register"]
+__all__ = ["Decay", "DecayGate", "check_range", "dt_bias_", "float32", "float32_parameter", "register"]

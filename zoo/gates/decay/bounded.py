@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.gates.decay import Decay, DecayGate, dt_bias_, float32, float32_parameter, register
+from zoo.gates.decay import Decay, DecayGate, check_range, dt_bias_, float32, float32_parameter, register
 from zoo.nn import Rank, projection
 from zoo.shapes import Slot
 
@@ -28,6 +28,7 @@ class BoundedDecay(DecayGate):
         super().__init__()
         if g_min >= 0:
             raise ValueError(f"g_min: expected a negative log-decay, found {g_min}")
+        check_range("dt_init", dt_init)
         self.g_min, self.dt_init = g_min, dt_init
         self.shape = (slot.n_heads, slot.head_dim)
         self.f_proj = projection(slot.d_in, slot.n_heads * slot.head_dim, rank, slot.head_dim)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.gates.decay import Decay, DecayGate, dt_bias_, float32, float32_parameter, register
+from zoo.gates.decay import Decay, DecayGate, check_range, dt_bias_, float32, float32_parameter, register
 from zoo.nn import Rank, projection
 from zoo.shapes import Slot
 
@@ -31,8 +31,8 @@ class KDADecay(DecayGate):
         dt_init: tuple[float, float] = (1e-3, 0.1),
     ):
         super().__init__()
-        if not 0 < a_init[0] <= a_init[1]:
-            raise ValueError(f"a_init: expected 0 < low <= high, found {a_init}")
+        check_range("a_init", a_init)
+        check_range("dt_init", dt_init)
         self.a_init, self.dt_init = a_init, dt_init
         self.shape = (slot.n_heads, slot.head_dim)
         self.f_proj = projection(slot.d_in, slot.n_heads * slot.head_dim, rank, slot.head_dim)

@@ -12,8 +12,8 @@ from zoo.shapes import Slot
 class SiLUOutput(OutputGate):
     """score = z σ(z), z = W_g x: unbounded above, elementwise [B,T,H,E] or headwise [B,T,H,1].
 
-    RetNet, GLA, Gated DeltaNet and Qwen3-Next's linear layers, there after a per-head norm. In the Kimi-Linear
-    ablation (table 1) KDA is 0.16 perplexity better with a sigmoid.
+    RetNet (arXiv:2307.08621), GLA, Gated DeltaNet (arXiv:2412.06464) and Qwen3-Next's linear layers, there after a
+    per-head norm. In Kimi Linear's ablation (arXiv:2510.26692, table 1) KDA is 0.16 perplexity better with a sigmoid.
     """
 
     def __init__(self, slot: Slot, *, granularity: Granularity = "elementwise", rank: Rank = "full"):

@@ -1,0 +1,390 @@
+"""attention: the reference against sums written out query by query, the fused path against the reference."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import zoo.ops
+from tests.tolerances import BACKWARD, FORWARD, assert_close
+from zoo.ops import BackendRefused, attention
+from zoo.registry import RecipeError
+
+LENGTHS = [1, 7, 63, 64, 65]
+WINDOWS = [None, 1, 5, 64, 100]
+BACKENDS = ["sdpa", "reference"]
+
+
+def inputs(queries, keys=None, *, batch=2, heads=4, kv_heads=2, width=16, values=None, dtype=torch.float32):
+    keys = queries if keys is None else keys
+    values = width if values is None else values
+    shapes = (batch, queries, heads, width), (batch, keys, kv_heads, width), (batch, keys, kv_heads, values)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def by_hand(q, k, v, *, causal=True, window=None, sink=None, softcap=None, normalizer="softmax", scale=None):
+    """The definition, one query and one head at a time, over the keys that the query sees and no others."""
+    (batch, queries, heads, width), keys, group = q.shape, k.shape[1], q.shape[2] // k.shape[2]
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    o = torch.zeros(batch, queries, heads, v.shape[3], dtype=v.dtype)
+    for b in range(batch):
+        for i in range(queries):
+            end = i + keys - queries + 1 if causal else keys
+            start = 0 if window is None else max(0, end - window)
+            for h in range(heads):
+                s = k[b, start:end, h // group] @ q[b, i, h] * scale
+                s = s if softcap is None else softcap * torch.tanh(s / softcap)
+                if normalizer == "sigmoid":
+                    p = torch.sigmoid(s - math.log(end - start))
+                else:
+                    rest = (
+                        1.0 if normalizer == "softmax_off_by_one" else 0.0 if sink is None else sink[h].double().exp()
+                    )
+                    p = s.exp() / (s.exp().sum() + rest)
+                o[b, i, h] = p @ v[b, start:end, h // group]
+    return o
+
+
+def compare(ins, want_ins=None, *, forward=None, backward=None, got_with="sdpa", want_with="reference", **options):
+    """Outputs and gradients of two backends on the same inputs."""
+    dtype = ins[0].dtype
+    got = attention(*ins, backend=got_with, **options)
+    want = attention(*(want_ins or ins), backend=want_with, **options)
+    assert got.dtype == ins[2].dtype
+    assert_close(got.to(want.dtype), want, forward or FORWARD[dtype], "o")
+    weights = torch.randn_like(want)
+    got_grads = torch.autograd.grad(got, ins, weights.to(got.dtype))
+    want_grads = torch.autograd.grad(want, want_ins or ins, weights)
+    for name, a, b in zip("qkv", got_grads, want_grads, strict=True):
+        assert_close(a.to(b.dtype), b, backward or BACKWARD[dtype], f"d{name}")
+
+
+# ---- the reference
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": False},
+        {"window": 3},
+        {"scale": 0.7},
+        {"softcap": 0.5},
+        {"sink": torch.tensor([0.0, 1.0, -3.0, 5.0])},
+        {"sink": torch.tensor([0.0, 1.0, -3.0, 5.0]), "window": 2, "softcap": 1.5},
+        {"normalizer": "softmax_off_by_one"},
+        {"normalizer": "softmax_off_by_one", "window": 3},
+        {"normalizer": "sigmoid"},
+        {"normalizer": "sigmoid", "window": 3, "softcap": 2.0},
+        {"normalizer": "sigmoid", "causal": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (7, 7), (1, 5), (3, 9)])
+def test_reference_is_the_definition(options, queries, keys):
+    ins = inputs(queries, keys, values=5, dtype=torch.float64)
+    assert_close(attention(*ins, backend="reference", **options), by_hand(*ins, **options), 1e-12)
+
+
+def test_options_change_the_result():
+    ins = inputs(9)
+    plain = attention(*ins)
+    sink = torch.ones(4)
+    for options in [
+        {"causal": False},
+        {"window": 3},
+        {"scale": 0.5},
+        {"softcap": 1.0},
+        {"sink": sink},
+        {"normalizer": "sigmoid"},
+        {"normalizer": "softmax_off_by_one"},
+        {"cu_seqlens": torch.tensor([0, 4, 9])},
+    ]:
+        one = [x[:1] for x in ins] if "cu_seqlens" in options else ins
+        assert (attention(*one, **options) - plain[: len(one[0])]).abs().max() > 1e-2, options
+
+
+def test_a_sink_of_zero_is_off_by_one_and_a_far_one_is_none():
+    ins = inputs(7, dtype=torch.float64)
+    zero = attention(*ins, sink=torch.zeros(4))
+    assert_close(zero, attention(*ins, normalizer="softmax_off_by_one"), 1e-14)
+    assert_close(attention(*ins, sink=torch.full((4,), -1e4)), attention(*ins), 1e-14)
+
+
+def test_the_sink_learns():
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    ins = inputs(5, dtype=torch.float64, width=4)
+    assert torch.autograd.gradcheck(lambda *ins: attention(*ins[:3], sink=ins[3]), (*ins, sink))
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "softmax_off_by_one", "sigmoid"])
+def test_scores_of_any_size_stay_finite(normalizer):
+    q, k, v = inputs(6)
+    o = attention(1e3 * q, 1e3 * k, v, normalizer=normalizer, backend="reference")
+    assert all(torch.isfinite(x).all() for x in (o, *torch.autograd.grad(o.sum(), [q, k, v])))
+
+
+# ---- the fused path
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)], ids=["mha", "gqa", "mqa"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fused_is_reference(length, window, heads):
+    compare(inputs(length, heads=heads[0], kv_heads=heads[1]), window=window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (1, 200), (3, 70), (65, 66), (64, 200), (150, 200)])
+def test_a_chunk_sees_the_cache_before_it(queries, keys, window):
+    compare(inputs(queries, keys), window=window)
+
+
+@pytest.mark.parametrize("length", [300, 333])
+@pytest.mark.parametrize("window", [1, 2, 63, 65, 128])
+def test_many_blocks_of_a_window(length, window):
+    compare(inputs(length, batch=1, width=8), window=window)
+
+
+@pytest.mark.parametrize("values", [4, 12, 32])
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"causal": False}], ids=str)
+def test_value_width_of_its_own(values, options):
+    compare(inputs(70, values=values), **options)
+    compare(inputs(1, 9, values=values), **options)
+
+
+@pytest.mark.parametrize("options", [{"causal": False}, {"scale": 0.3}, {"scale": 0.3, "window": 4}], ids=str)
+def test_other_options(options):
+    compare(inputs(7, 9), **options)
+    compare(inputs(33), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(65, 65), (1, 33), (7, 33)])
+def test_float64_is_not_demoted(queries, keys, options):
+    compare(inputs(queries, keys, dtype=torch.float64, values=8), **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{}, {"window": 5}], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(65, 65), (1, 33), (7, 33)])
+def test_bfloat16(queries, keys, options, backend):
+    ins = inputs(queries, keys, dtype=torch.bfloat16)
+    wide = [x.detach().float().requires_grad_() for x in ins]
+    compare(ins, wide, got_with=backend, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"cu_seqlens": torch.tensor([0, 1, 5])}], ids=str)
+def test_gradients_are_derivatives(backend, options):
+    ins = inputs(5, batch=1, width=3, values=2, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda *ins: attention(*ins, backend=backend, **options), ins)
+
+
+def test_autocast_leaves_the_arithmetic_alone():
+    ins = inputs(33)
+    for backend in BACKENDS:
+        want = attention(*ins, backend=backend)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(attention(*ins, backend=backend), want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_has_the_dtype_of_v(backend):
+    q, k, v = inputs(9)
+    o = attention(q, k, v.bfloat16(), backend=backend)
+    assert o.dtype == torch.bfloat16
+    assert_close(o.float(), attention(q, k, v), FORWARD[torch.bfloat16])
+
+
+# ---- the fast path of torch's kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("queries", "keys"), [(70, 70), (1, 70), (7, 70)])
+@pytest.mark.parametrize("values", [8, 16, 32])
+def test_stays_on_the_flash_kernel(queries, keys, window, values, dtype):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        attention(*inputs(queries, keys, values=values, dtype=dtype), window=window, backend="sdpa").sum().backward()
+
+
+class FlashCalls(TorchDispatchMode):
+    """The number of scores that torch's fused CPU kernel computes, call by call."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            q, k = args[:2]
+            self.scores.append(q.shape[:-1].numel() * k.shape[-2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("window", "most"), [(8, 80), (64, 160), (256, 400)])
+def test_work_of_a_window_is_linear_in_time(window, most):
+    with FlashCalls() as calls:
+        attention(*inputs(2048, batch=1, heads=2, kv_heads=1, width=4), window=window)
+    assert 0 < sum(calls.scores) <= 2 * 2048 * most
+
+
+def test_documents_of_one_length_are_one_call():
+    ins = inputs(60, batch=1)
+    with FlashCalls() as calls:
+        attention(*ins, cu_seqlens=torch.arange(0, 61, 10))
+    assert len(calls.scores) == 1
+    with FlashCalls() as calls:
+        attention(*ins, cu_seqlens=torch.tensor([0, 20, 60]))
+    assert len(calls.scores) == 2
+
+
+# ---- packing
+
+PACKINGS = [
+    ([0, 1, 8, 71], None),
+    ([0, 10, 20, 30], None),
+    ([0, 5], None),
+    ([0, 1, 2, 3], [0, 9, 10, 80]),
+    ([0, 3, 4, 69], [0, 3, 70, 140]),
+    ([0, 4, 8], [0, 70, 140]),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize(("cu", "cu_k"), PACKINGS)
+def test_packed_is_separate(cu, cu_k, window, backend):
+    ins = inputs(cu[-1], (cu_k or cu)[-1], batch=1, values=8)
+    lengths_k = None if cu_k is None else torch.tensor(cu_k, dtype=torch.int32)
+    got = attention(*ins, window=window, cu_seqlens=torch.tensor(cu), cu_seqlens_k=lengths_k, backend=backend)
+    separate = [
+        attention(ins[0][:, a:b], *(x[:, c:d] for x in ins[1:]), window=window, backend=backend)
+        for (a, b), (c, d) in zip(pairwise(cu), pairwise(cu_k or cu), strict=True)
+    ]
+    want = torch.cat(separate, dim=1)
+    assert_close(got, want, FORWARD[torch.float32])
+    weights = torch.randn_like(want)
+    for a, b in zip(torch.autograd.grad(got, ins, weights), torch.autograd.grad(want, ins, weights), strict=True):
+        assert_close(a, b, BACKWARD[torch.float32])
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [(None, {}), (None, {"window": 3})]
+    + [("reference", {"normalizer": n}) for n in ("softmax", "softmax_off_by_one", "sigmoid")]
+    + [("reference", {"sink": torch.ones(4), "softcap": 2.0})],
+    ids=str,
+)
+@pytest.mark.parametrize("cu", [[0, 7, 30, 32], [0, 8, 16, 24]])
+def test_no_gradient_between_documents(cu, backend, options):
+    ins = inputs(cu[-1], batch=1)
+    o = attention(*ins, cu_seqlens=torch.tensor(cu), backend=backend, **options)
+    grads = torch.autograd.grad(o[:, cu[1] : cu[2]].square().sum(), ins)
+    for grad in grads:
+        assert (grad[:, : cu[1]] == 0).all()
+        assert (grad[:, cu[2] :] == 0).all()
+        assert (grad[:, cu[1] : cu[2]] != 0).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 5])
+def test_causal(backend, window):
+    q, k, v = inputs(70)
+    with torch.no_grad():
+        before = attention(q, k, v, window=window, backend=backend)
+        for x in (q, k, v):
+            x[:, 40:] += 1
+        after = attention(q, k, v, window=window, backend=backend)
+    assert torch.equal(before[:, :40], after[:, :40])
+    assert (before[:, 40:] - after[:, 40:]).abs().max() > 0.1
+
+
+# ---- choice, shapes, errors
+
+
+def test_the_fused_path_says_what_it_cannot_do():
+    ins = inputs(5)
+    for options, reason in [
+        ({"normalizer": "sigmoid"}, "no normalizer 'sigmoid'"),
+        ({"sink": torch.zeros(4)}, "no sink"),
+        ({"softcap": 30.0}, "no softcap"),
+    ]:
+        with pytest.raises(BackendRefused, match=f"'sdpa' was forced but refuses: .*{reason}"):
+            attention(*ins, backend="sdpa", **options)
+        with zoo.ops.trace() as choices:
+            attention(*ins, **options)
+        assert choices[0].backend == "reference"
+        assert reason in choices[0].refused["sdpa"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("queries", "keys", "window"), [(7, 7, None), (3, 9, None), (1, 9, None), (200, 200, 5)])
+def test_meta_tensors(queries, keys, window, backend):
+    ins = [x.detach().to("meta").requires_grad_() for x in inputs(queries, keys, values=8)]
+    o = attention(*ins, window=window, backend=backend)
+    assert (o.device.type, o.shape) == ("meta", (2, queries, 4, 8))
+    assert [g.shape for g in torch.autograd.grad(o.sum(), ins)] == [x.shape for x in ins]
+
+
+def shaped(*shapes):
+    return [torch.zeros(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    "ins",
+    [
+        shaped((2, 5, 4, 8), (2, 5, 3, 8), (2, 5, 3, 8)),
+        shaped((2, 5, 4, 8), (2, 5, 2, 7), (2, 5, 2, 8)),
+        shaped((2, 5, 4, 8), (2, 5, 2, 8), (2, 6, 2, 8)),
+        shaped((2, 5, 4, 8), (1, 5, 2, 8), (1, 5, 2, 8)),
+        shaped((2, 5, 8), (2, 5, 8), (2, 5, 8)),
+    ],
+)
+def test_shapes_that_do_not_fit(ins):
+    with pytest.raises(ValueError, match=r"^attention: expected q \[B,Tq,H,K\].* got q \[") as caught:
+        attention(*ins)
+    assert "\n" not in str(caught.value)
+    for x in ins:
+        assert str(list(x.shape)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be at least 1"),
+        ({"window": 3, "causal": False}, "needs causal=True"),
+        ({"softcap": 0.0}, "softcap must be positive"),
+        ({"normalizer": "sofmax"}, "unknown normalizer 'sofmax'. Did you mean 'softmax'"),
+        ({"sink": torch.zeros(3)}, r"expected sink \[H\] = \[4\], got \[3\]"),
+        ({"sink": torch.zeros(4), "normalizer": "sigmoid"}, "does not fit normalizer 'sigmoid'"),
+        ({"cu_seqlens_k": torch.tensor([0, 5])}, "needs cu_seqlens"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, "cu_seqlens: must run from 0 to the number of tokens, 5"),
+        ({"cu_seqlens": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 5])}, "2 documents and .* has 1"),
+        (
+            {"cu_seqlens": torch.tensor([0, 3, 5]), "cu_seqlens_k": torch.tensor([0, 2, 5])},
+            "document 0 has 3 queries, some of which see none of its 2 keys",
+        ),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        attention(*inputs(5, batch=1), **options)
+
+
+def test_queries_that_see_no_key():
+    with pytest.raises(ValueError, match="some of 5 queries see none of 3 keys"):
+        attention(*inputs(5, 3))
+    assert attention(*inputs(5, 3), causal=False).shape == (2, 5, 4, 16)
+    with pytest.raises(ValueError, match="5 packed queries and 9 keys: say cu_seqlens_k"):
+        attention(*inputs(5, 9, batch=1), cu_seqlens=torch.tensor([0, 5]))
+
+
+def test_a_wrong_normalizer_is_a_recipe_error():
+    with pytest.raises(RecipeError):
+        attention(*inputs(1), normalizer="linear")

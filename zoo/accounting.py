@@ -1,0 +1,117 @@
+"""What a stack costs before it runs: parameters, operations, states, and the backends its ops would choose.
+
+Operations are forward only, a multiply-add is 2: twice the weights of every projection, and what each mixer says of its
+op at the given length. Norms, activations and other elementwise work are left out. States are float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo import ops
+from zoo.config import BlockConfig
+from zoo.ops._dispatch import on_device
+from zoo.registry import RecipeError
+from zoo.sequence import dense
+from zoo.stack import Block, Stack
+
+_PROBE_LENGTH = 256
+
+
+def account(
+    model: Stack, length: int = 4096, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Plain data about a model, which may lie on the meta device.
+
+    `length` is the number of tokens in a sequence, `device` ("cpu" or "cuda") and `dtype` are those that backends are
+    chosen for. Layers of one block are alike, so each block is looked at once.
+
+        params           total, active (without the experts that a token passes by), active_one_embedding, embedding
+                         (input and output matrix), gates (by kind, by slot)
+        layers           for each: layer, block, mixer, ffn, gates, params, flops_per_token, state_bytes, backends
+        flops_per_token  of all layers and the head
+        state_bytes      of all layers, for one sequence
+    """
+    if length < 1:
+        raise RecipeError(f"length: expected at least 1 token, found {length}")
+    layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
+    rows: dict[str, dict[str, Any]] = {}
+    for name, block in zip(model.config.layers, layers, strict=True):
+        if name not in rows:
+            rows[name] = {
+                **_describe(name, model.config.blocks[name]),
+                **_costs(block, length),
+                "backends": _backends(block, model.config.d_model, length, device, dtype),
+            }
+    table = [{"layer": layer, **copy.deepcopy(rows[name])} for layer, name in enumerate(model.config.layers)]
+    return {
+        "params": _params(model, layers),
+        "layers": table,
+        "flops_per_token": sum(row["flops_per_token"] for row in table) + 2.0 * model.head.weight.numel(),
+        "state_bytes": sum(row["state_bytes"] for row in table),
+        "length": length,
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _describe(name: str, block: BlockConfig) -> dict[str, Any]:
+    return {
+        "block": name,
+        "mixer": block.mixer.name,
+        "ffn": None if block.ffn is None else block.ffn.name,
+        "gates": {slot: gate.name for slot, gate in block.mixer.gates.items()},
+    }
+
+
+def _costs(block: Block, length: int) -> dict[str, Any]:
+    projections = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
+    return {
+        "params": _count(block.parameters()),
+        "flops_per_token": 2.0 * (projections - _idle(block)) + block.mixer.op_flops(length),
+        "state_bytes": 4 * block.mixer.state_size(length),
+    }
+
+
+def _params(model: Stack, layers: list[Block]) -> dict[str, Any]:
+    total = _count(model.parameters())
+    active = total - sum(_idle(block) for block in layers)
+    one = model.embed.weight.numel()
+    both = one if model.config.tie_embeddings else one + model.head.weight.numel()
+    by_kind: Counter[str] = Counter()
+    by_slot: Counter[str] = Counter()
+    for block in layers:
+        for slot, gate in block.mixer.gates.items():
+            by_kind[block.mixer.SLOTS[slot].kind] += _count(gate.parameters())
+            by_slot[slot] += _count(gate.parameters())
+    return {
+        "total": total,
+        "active": active,
+        "active_one_embedding": active - (both - one),
+        "embedding": both,
+        "gates": {"total": by_kind.total(), "by_kind": dict(by_kind), "by_slot": dict(by_slot)},
+    }
+
+
+def _idle(block: Block) -> int:
+    """Parameters that a token passes by. An FFN with routed experts counts them in its `idle_params`."""
+    return getattr(block.ffn, "idle_params", 0)
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _backends(block: Block, d_model: int, length: int, device: str, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+    """op -> the backend that it takes in a training step of this block, and why not those before it in its table."""
+    probe = copy.deepcopy(block).to(device="meta", dtype=dtype)
+    length = min(length, _PROBE_LENGTH)
+    with torch.device("meta"), on_device(device), ops.trace() as choices:
+        probe(torch.empty(1, length, d_model, dtype=dtype), dense(1, length, torch.device("meta")))
+    return {choice.op: {"backend": choice.backend, "refused": choice.refused} for choice in choices}

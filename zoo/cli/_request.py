@@ -1,0 +1,171 @@
+"""What a run is asked to do: our own options out of the arguments, the recipe out of its files. No torch, no Lightning.
+
+LightningCLI would corrupt the plain data under `model.stack` (`--model.stack.n_layers=5` would give the string '5', a
+second --config would replace the stack), so everything that touches the stack is taken out here and applied by our own
+rules; the other arguments go on to LightningCLI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zoo.cli._parser import recipe_source
+from zoo.recipe import Recipe, apply_assignments, find_recipe, merge, parse_yaml, read_recipe, recipe_folder
+from zoo.registry import RecipeError
+
+RUNS = Path("runs")
+OWN_OPTIONS = ("--config", "--model.set+", "--imports", "--ckpt_path", "--force", "--help")
+_STACK = "--model.stack."
+_ROOT = "--trainer.default_root_dir"
+
+
+@dataclass
+class Request:
+    """The arguments of one run, sorted. `overrides` are LightningCLI's."""
+
+    command: str
+    configs: list[str] = field(default_factory=list)
+    assignments: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)
+    ckpt_path: str | None = None
+    force: bool = False
+    help: str | None = None
+    overrides: list[str] = field(default_factory=list)
+
+    def override(self, name: str) -> str | None:
+        """The value that the arguments give to an option of LightningCLI, the last one if there are several."""
+        found = None
+        for index, argument in enumerate(self.overrides):
+            option, equals, value = argument.partition("=")
+            if option == f"--{name}":
+                found = value if equals else next(iter(self.overrides[index + 1 :]), None)
+        return found
+
+
+def parse_request(command: str, args: list[str]) -> Request:
+    """Sorts the arguments of fit, validate, test or predict."""
+    request = Request(command)
+    rest = iter(args)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name in ("--help", "-h", "--help-all"):
+            request.help = name
+        elif name == "--force":
+            if equals:
+                raise RecipeError(f"zoo {command}: --force takes no value, found '{value}'")
+            request.force = True
+        elif name in ("--config", "-c"):
+            request.configs.append(_value(argument, rest))
+        elif name in ("--imports", "--imports+"):
+            request.imports.append(_value(argument, rest))
+        elif name == "--ckpt_path":
+            request.ckpt_path = _value(argument, rest)
+        elif name in ("--model.set", "--model.set+"):
+            request.assignments += _assignments(_value(argument, rest))
+        elif name.startswith(_STACK):
+            if name.endswith("+"):
+                raise RecipeError(f"zoo {command}: {name}: a list of the stack is set whole, not added to")
+            request.assignments.append(f"{name.removeprefix(_STACK)}={_value(argument, rest)}")
+        elif name.rstrip("+") in ("--model", "--model.stack"):
+            raise RecipeError(
+                f"zoo {command}: {name}: the stack is not replaced whole; write a recipe, or change parts of it: "
+                "--model.set+ blocks.attn.mixer.gates.output=sigmoid"
+            )
+        else:
+            request.overrides.append(argument)
+    return request
+
+
+def _value(argument: str, rest: Iterator[str]) -> str:
+    name, equals, value = argument.partition("=")
+    found = value if equals else next(rest, "")
+    if not found or (not equals and found.startswith("--")):
+        raise RecipeError(f"{name}: a value is missing")
+    return found
+
+
+def _assignments(text: str) -> list[str]:
+    """One `path=value`, or a YAML list of them."""
+    if not text.lstrip().startswith("["):
+        return [text]
+    entries = parse_yaml(text, "--model.set")
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise RecipeError(f"--model.set: expected a list of 'path=value' strings, found {text}")
+    return entries
+
+
+def complete(request: Request) -> None:
+    """Finds the recipe beside a checkpoint where none was named: a run's folder holds its config.yaml."""
+    if request.configs:
+        return
+    beside = request.ckpt_path and run_of(Path(request.ckpt_path))
+    if not beside:
+        raise RecipeError(
+            f"zoo {request.command}: --config is missing: a recipe's name or path, as in --config qwen3_next/tiny"
+        )
+    request.configs.append(str(beside / "config.yaml"))
+
+
+def run_of(path: Path) -> Path | None:
+    """The run's folder that `path` (the folder itself, its config.yaml or one of its checkpoints) belongs to."""
+    for folder in (path, *path.parents[:2]):
+        if (folder / "config.yaml").is_file():
+            return folder
+    return None
+
+
+def read_request(request: Request) -> Recipe:
+    """The recipe of the first --config, with the others and then the assignments laid over it."""
+    first, *overlays = request.configs
+    recipe = read_recipe(recipe_source(first), imports=request.imports)
+    for ref in overlays:
+        recipe = _lay_over(recipe, find_recipe(recipe_source(ref)))
+    data = dict(recipe.data)
+    data["model"] = {**data["model"], "stack": apply_assignments(recipe.stack, request.assignments)}
+    return dataclasses.replace(recipe, data=data)
+
+
+def _lay_over(below: Recipe, path: Path) -> Recipe:
+    over: Any = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(over, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping, found {over!r}")
+    if "base" in over:
+        raise RecipeError(f"{path}: base: only the first --config may build on another recipe")
+    imports = over.pop("imports", None) or []
+    model = over.get("model")
+    assignments = (isinstance(model, dict) and model.pop("set", None)) or []
+    data = merge(below.data, over)
+    if not isinstance(data["model"], dict) or not isinstance(data["model"].get("stack"), dict):
+        raise RecipeError(f"{path}: model.stack: expected a mapping")
+    data["model"]["stack"] = apply_assignments(data["model"]["stack"], assignments)
+    beside = [str(path.parent / name) if (path.parent / name).is_file() else name for name in imports]
+    return Recipe(data, (path, *below.files), (*below.imports, *beside))
+
+
+def run_folder(request: Request, recipe: Recipe) -> Path:
+    """Where the run goes: what the arguments or the recipe say, else runs/ and the recipe's name.
+
+    A run's own config.yaml, and a checkpoint without --config, stand for the folder that they lie in, wherever it has been
+    moved to.
+    """
+    given = request.override("trainer.default_root_dir")
+    if given is not None:
+        return Path(given)
+    first = Path(recipe_source(request.configs[0]))
+    if len(request.configs) == 1 and first.name == "config.yaml" and (first.parent / "checkpoints").is_dir():
+        return first.parent
+    trainer = recipe.data.get("trainer")
+    stated = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
+    return Path(stated) if stated is not None else RUNS / "-".join(map(_label, request.configs))
+
+
+def _label(config: str) -> str:
+    """family-size for a shipped recipe, by name or by path; the file's stem for another."""
+    path = find_recipe(recipe_source(config)).resolve()
+    if recipe_folder().resolve() in path.parents:
+        return f"{path.parent.name}-{path.stem}"
+    return path.parent.name if path.name == "config.yaml" else path.stem

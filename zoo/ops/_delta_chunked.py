@@ -1,0 +1,191 @@
+"""The delta rule in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+
+Within a chunk of C tokens, with w = beta k, decays e^G from the chunk's start (inclusive) and the entering state S_0,
+
+    (I + A) U = V - (k e^G) S_0                     A_ij = <k_i e^(G_i - G_j), w_j>  for j < i
+    O = (q e^G) S_0 + M U                           M_ij = <q_i e^(G_i - G_j), w_j>  for j <= i
+    S_C = e^G_C S_0 + (w e^(G_C - G))^T U
+
+where U_t = v_t - S^T k_t is what the write at t corrects. With Y = (I + A)^-1 (k e^G) known for all chunks, the loop is
+U = (I + A)^-1 V - Y S_0 and the last line. Backward, with R = (I + A)^-T dU,
+
+    dU = M^T dO + (w e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C - Y^T dU
+    dA = -tril(R U^T, -1)    dM = tril(dO U^T)      dV = R    d(k e^G) = -R S_0^T    d(q e^G) = dO S_0^T
+    dG = q dq + k dk - w dw
+
+the last because e^G only ever stands beside a q or a k, and e^-G beside a w.
+
+Sources: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (2406.06484), section
+3; "Gated Delta Networks" (2412.06464), section 3.3; "Kimi Linear" (2510.26692) for a decay per channel. Here beta is
+part of w, so that it may differ between channels.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zoo.ops._chunks import Chunks
+from zoo.ops._decay import FLOOR, INNER, decay_within
+
+
+def chunked_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    beta: Tensor,
+    scale: float,
+    initial_state: Tensor | None,
+    bounds: list[int] | None,
+) -> tuple[Tensor, Tensor]:
+    """`zoo.ops.delta_rule` for checked arguments, with the document boundaries as a list. Differentiable once."""
+    return _DeltaRule.apply(q, k, v, log_decay, beta, scale, initial_state, bounds)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Within the block autocast leaves operations on x's device alone."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def chunk_size(width: int, longest: int) -> int:
+    """Tokens of a chunk, a power of two: longer ones mean fewer states to keep and more work within chunks, so it grows
+    with K, but not beyond what the longest sequence fills."""
+    return min(32 if width <= 64 else 64, max(INNER, 1 << (longest - 1).bit_length()))
+
+
+class _Inside:
+    """What the chunks hold before any state is known. The backward computes it again."""
+
+    def __init__(self, chunks: Chunks, q, k, v, log_decay, beta, scale: float, dtype: torch.dtype):
+        def new(*shape: int) -> Tensor:
+            return v.new_empty(chunks.rows, chunks.size, *shape, dtype=dtype)
+
+        # A token's key and query lie side by side, so that a block of tokens is one block of rows.
+        self.rows = new(2, k.shape[3])
+        self.k, self.q = chunks.cut(k, self.rows[:, :, 0]), chunks.cut(q, self.rows[:, :, 1]).mul_(scale)
+        self.v = chunks.cut(v, new(v.shape[3]))
+        beta = beta if beta.ndim == 4 else beta.unsqueeze(3)
+        self.beta = chunks.cut(beta, new(beta.shape[3]), zero_pads=True)
+        self.w = self.beta * self.k
+        if log_decay is None:
+            self.decay = decay_within(new(1).zero_())
+        else:
+            log_decay = log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)
+            self.decay = decay_within(chunks.cut(log_decay, new(log_decay.shape[3]), zero_pads=True))
+        a, self.m = self.decay.scores(self.rows, self.w).unbind(2)
+        self.inverse = unit_lower_inverse(a)
+        self.k_start, self.q_start = self.k * self.decay.start, self.q * self.decay.start
+        self.w_end = self.w * self.decay.end
+        self.y = torch.bmm(self.inverse, self.k_start)
+
+
+class _DeltaRule(torch.autograd.Function):
+    """Keeps for the backward its inputs and one state a chunk."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, log_decay, beta, scale, initial_state, bounds):
+        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+        batch, length, heads, width = v.shape
+        longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
+        chunks = Chunks(batch, length, bounds, chunk_size(k.shape[3], longest), heads, v.device)
+        inside = _Inside(chunks, q, k, v, log_decay, beta, scale, dtype)
+
+        states = v.new_empty(chunks.rows, k.shape[3], width, dtype=dtype)  # that enter each chunk
+        final = torch.empty_like(states[chunks.steps[0][0]])
+        states[: len(final)] = 0 if initial_state is None else chunks.cut_state(initial_state)
+        u = torch.bmm(inside.inverse, inside.v)
+        for at, going_on in chunks.steps:
+            u[at].baddbmm_(inside.y[at], states[at], alpha=-1)
+            leaving = torch.baddbmm(inside.decay.total[at] * states[at], inside.w_end[at].mT, u[at])
+            states[at.stop : at.stop + going_on] = leaving[:going_on]
+            final[going_on : len(leaving)] = leaving[going_on:]
+        o = torch.bmm(inside.m, u).baddbmm_(inside.q_start, states)
+
+        ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, states)
+        ctx.chunks, ctx.scale = chunks, scale
+        return chunks.join(o, heads).to(v.dtype), chunks.join_state(final)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_o, grad_final):
+        with full_precision(grad_o):
+            return _backward(ctx, grad_o, grad_final)
+
+
+def _backward(ctx, grad_o, grad_final):
+    q, k, v, log_decay, beta, initial_state, states = ctx.saved_tensors
+    chunks, dtype, heads = ctx.chunks, states.dtype, v.shape[2]
+    inside = _Inside(chunks, q, k, v, log_decay, beta, ctx.scale, dtype)
+    decay, rows, w = inside.decay, inside.rows, inside.w
+    u = torch.bmm(inside.inverse, torch.baddbmm(inside.v, inside.k_start, states, alpha=-1))
+
+    grad_o = chunks.cut(grad_o, torch.empty_like(inside.v), zero_pads=True)
+    grad_final = chunks.cut_state(grad_final)
+    grad_u = torch.bmm(inside.m.mT, grad_o)
+    entering, leaving = torch.bmm(inside.q_start.mT, grad_o), torch.empty_like(states)
+    for at, going_on in reversed(chunks.steps):
+        stopping = grad_final[going_on : at.stop - at.start]
+        torch.cat((entering[at.stop : at.stop + going_on], stopping), out=leaving[at])
+        grad_u[at].baddbmm_(inside.w_end[at], leaving[at])
+        entering[at].addcmul_(decay.total[at], leaving[at]).baddbmm_(inside.y[at].mT, grad_u[at], alpha=-1)
+
+    grad_v = torch.bmm(inside.inverse.mT, grad_u)
+    grad_scores = rows.new_empty(*rows.shape[:3], chunks.size)
+    grad_scores[:, :, 0] = torch.bmm(grad_v, u.mT).tril_(-1).neg_()
+    grad_scores[:, :, 1] = torch.bmm(grad_o, u.mT).tril_()
+    grad_rows, grad_w = decay.backward(grad_scores, rows, w)
+    grad_k, grad_q = grad_rows.unbind(2)
+    grad_k.addcmul_(torch.bmm(grad_v, states.mT), decay.start, value=-1)
+    grad_q.addcmul_(torch.bmm(grad_o, states.mT), decay.start)
+    grad_w_end = torch.bmm(u, leaving.mT)
+    grad_w.addcmul_(grad_w_end, decay.end)
+
+    grad_log_decay = grad_beta = grad_state = None
+    if ctx.needs_input_grad[3]:
+        grad_exponent = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
+        last = grad_exponent[:, -1]
+        last += (inside.w_end * grad_w_end).sum(1)
+        last += decay.total[..., 0] * (leaving * states).sum(-1)
+        if log_decay.ndim == 3:
+            grad_exponent = grad_exponent.sum(-1, keepdim=True)
+        grad_log_decay = chunks.join(grad_exponent.flip(1).cumsum(1).flip(1), heads).view_as(log_decay)
+        grad_log_decay = grad_log_decay.masked_fill_(log_decay < FLOOR[dtype], 0).to(log_decay.dtype)
+    if ctx.needs_input_grad[4]:
+        grad_beta = grad_w * inside.k
+        grad_beta = grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta
+        grad_beta = chunks.join(grad_beta, heads).view_as(beta).to(beta.dtype)
+    if ctx.needs_input_grad[6]:
+        grad_state = chunks.join_state(entering[chunks.steps[0][0]]).to(initial_state.dtype)
+    grad_k.addcmul_(grad_w, inside.beta)
+    grad_q.mul_(ctx.scale)
+    grad_q, grad_k = (chunks.join(x, q.shape[2]).to(like.dtype) for x, like in ((grad_q, q), (grad_k, k)))
+    return grad_q, grad_k, chunks.join(grad_v, heads).to(v.dtype), grad_log_decay, grad_beta, None, grad_state, None
+
+
+def unit_lower_inverse(a: Tensor) -> Tensor:
+    """(I + tril(a, -1))^-1 for a [N,C,C] with C = 8, 16, 32, ...: by substitution on blocks of 8, then doubled with
+
+        [ P  0 ]^-1   [  P^-1             0   ]
+        [ X  Q ]    = [ -Q^-1 X P^-1    Q^-1  ]
+
+    The Neumann product (I - a)(I + a^2)(I + a^4)... takes fewer lines, but where keys are alike its powers grow until
+    nothing is left of their sum."""
+    size, half = a.shape[1], 8
+    blocks = a.unflatten(2, (-1, half)).unflatten(1, (-1, half)).diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(0, 1)
+    identity = torch.eye(half, dtype=a.dtype, device=a.device).expand_as(blocks)
+    inverse = torch.linalg.solve_triangular(blocks, identity, upper=False, unitriangular=True)
+    while half < size:
+        p, q = inverse.contiguous().view(-1, 2, half, half).unbind(1)
+        below = a.unflatten(2, (-1, 2, half))[:, :, :, 0].unflatten(1, (-1, 2, half))[:, :, 1]
+        x = below.diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(0, 1)
+        inverse = a.new_zeros(len(x), 2 * half, 2 * half)
+        inverse[:, :half, :half], inverse[:, half:, half:] = p, q
+        inverse[:, half:, :half] = torch.bmm(q, torch.bmm(x, p)).neg_()
+        half *= 2
+    return inverse

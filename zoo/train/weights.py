@@ -1,0 +1,87 @@
+"""Weights from a run folder or checkpoint, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.registry import RecipeError, did_you_mean
+
+PLACE = "model.weights"
+
+
+def find_checkpoint(path: str | Path, place: str = PLACE) -> Path:
+    """The checkpoint that a path means: a file, a sharded checkpoint's folder, or a run folder's newest."""
+    path = Path(path).expanduser()
+    if path.is_file() or (path / ".metadata").is_file():
+        return path
+    last = path / "checkpoints" / "last.ckpt"
+    if last.exists():
+        return last
+    if path.is_dir():
+        raise RecipeError(f"{place}: the folder '{path}' holds no checkpoint (no checkpoints/last.ckpt)")
+    known = [str(item) for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise RecipeError(f"{place}: no checkpoint '{path}'{did_you_mean(str(path), known)}")
+
+
+def read_weights(path: str | Path, module: nn.Module, place: str = PLACE) -> None:
+    """Loads a checkpoint's weights into `module`, a LanguageModule. RecipeError when they do not fit it."""
+    checkpoint = find_checkpoint(path, place)
+    if checkpoint.is_dir():
+        _read_sharded(checkpoint, module, place)
+        return
+    own = module.state_dict()
+    given = _state_dict(checkpoint, place)
+    check_fits(own, given, f"{place}: {checkpoint}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if hasattr(tensor, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
+
+                whole = given[name].to(tensor.device, tensor.dtype)
+                tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements))
+            else:
+                tensor.copy_(given[name])
+
+
+def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
+    try:
+        content: Any = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # noqa: BLE001  torch raises whatever the bytes happen to mean
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RecipeError(f"{place}: cannot read '{checkpoint}' as a checkpoint: {first}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
+        raise RecipeError(f"{place}: '{checkpoint}' is not a checkpoint of a run: it has no state_dict")
+    given: dict[str, Tensor] = content["state_dict"]
+    return given
+
+
+def _read_sharded(folder: Path, module: nn.Module, place: str) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    own = module.state_dict()
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    prefix = "state_dict."
+    shapes = {name.removeprefix(prefix): entry for name, entry in stored.items() if name.startswith(prefix)}
+    check_fits(own, {name: torch.empty(entry.size, device="meta") for name, entry in shapes.items()}, f"{place}: {folder}")
+    dcp.load({"state_dict": own}, checkpoint_id=folder)
+
+
+def check_fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], place: str) -> None:
+    """RecipeError, one line with the first parameter that is missing, left over or of another shape."""
+    for name, tensor in own.items():
+        short = name.removeprefix("lm.")
+        if name not in given:
+            raise RecipeError(f"{place}: the recipe has '{short}' {list(tensor.shape)}, which the checkpoint lacks")
+        if given[name].shape != tensor.shape:
+            raise RecipeError(
+                f"{place}: '{short}' is {list(given[name].shape)} in the checkpoint and {list(tensor.shape)} in the recipe"
+            )
+    for name, tensor in given.items():
+        if name not in own:
+            short = name.removeprefix("lm.")
+            raise RecipeError(f"{place}: the checkpoint has '{short}' {list(tensor.shape)}, which the recipe lacks")
