@@ -46,7 +46,11 @@ OTHER = {
     "scale": [2.0],
     "multiple_of": [24],
     "rank": [3, "full", "head_dim"],
+    "norm": [{"zero_centered": True}, {"eps": 0.1}],
 }
+
+# Options that say something only beside others.
+BESIDE = {"gate_order": {"out_norm": "head"}}
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,12 @@ def extremes() -> list[Case]:
 def by_option() -> list[Case]:
     """Every other value of every option, all slots filled."""
     return [
-        Case(f"{mixer}-{name}={_brief(value)}", mixer, full(mixer).options | {name: value}, full(mixer).gates)
+        Case(
+            f"{mixer}-{name}={_brief(value)}",
+            mixer,
+            full(mixer).options | BESIDE.get(name, {}) | {name: value},
+            full(mixer).gates,
+        )
         for mixer in MIXERS.names()
         for name, value in other_values(MIXERS.get(mixer))
     ]

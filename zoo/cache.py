@@ -63,12 +63,7 @@ class LayerCache:
         if length <= capacity:
             assert history is not None
             return history
-        if self.max_length is None:
-            capacity = max(length, 2 * capacity, 16)
-        elif length > self.max_length:
-            raise ValueError(f"cache: made for max_length {self.max_length}, and a document reaches {length} tokens")
-        else:
-            capacity = self.max_length
+        capacity = max(length, 2 * capacity, 16) if self.max_length is None else self.max_length
         grown = new.new_zeros(self.batch_size, capacity, *new.shape[2:])
         if history is not None:
             grown[:, : history.shape[1]] = history
@@ -90,11 +85,17 @@ class Cache:
         return torch.tensor(self.lengths)
 
     def advance(self, layout: Layout, length: int) -> None:
-        """Counts the tokens of one call (`length` a row when dense)."""
-        counts = layout.lengths
-        rows = range(len(self.lengths)) if layout.rows is None else layout.rows
-        for row, count in zip(rows, counts if counts is not None else [length] * len(self.lengths), strict=True):
-            self.lengths[row] += count
+        """Counts the tokens of one call (`length` a row when dense), before any layer keeps something of them.
+        ValueError, and nothing counted, where a document would outgrow max_length."""
+        lengths, counts = list(self.lengths), layout.lengths
+        rows = range(len(lengths)) if layout.rows is None else layout.rows
+        for row, count in zip(rows, [length] * len(lengths) if counts is None else counts, strict=True):
+            lengths[row] += count
+        if self.max_length is not None and max(lengths, default=0) > self.max_length:
+            raise ValueError(
+                f"cache: made for max_length {self.max_length}, and a document reaches {max(lengths)} tokens"
+            )
+        self.lengths = lengths
 
     def __getitem__(self, rows: Tensor | Sequence[int] | slice) -> Cache:
         index = torch.arange(len(self.lengths))[rows].reshape(-1)

@@ -102,16 +102,14 @@ def _check_layer_count(config: StackConfig, place: str) -> None:
     middle = config.n_layers - ends
     if middle == period == 0 or (middle > 0 and period > 0 and middle % period == 0):
         return
-    found = f"{place}.n_layers: {config.n_layers} layers"
-    if ends:
-        found += f", of which {ends} stand in first and last,"
+    found = f"{place}.n_layers: {config.n_layers}" + (f", less {ends} in first and last," if ends else "")
     if middle < 0 or (middle == 0 and period):
-        raise RecipeError(f"{found} leave {max(0, middle)} for the pattern of {period}")
+        raise RecipeError(f"{found} leaves {max(0, middle)} for the pattern of {period}")
     if period == 0:
-        raise RecipeError(f"{found} leave {middle} for an empty pattern")
+        raise RecipeError(f"{found} leaves {middle} for an empty pattern")
     near = [ends + period * count for count in (middle // period, middle // period + 1) if count]
     raise RecipeError(
-        f"{found} are no whole number of patterns of {period}: "
+        f"{found} is no multiple of the pattern's {period}: "
         f"use {' or '.join(map(str, near))}, or say an irregular end with first or last"
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import typing
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from zoo.config import BlockConfig, StackConfig
 from zoo.decode import Part, describe, type_name
 from zoo.registry import RecipeError, did_you_mean
-from zoo.yaml_file import parse_yaml
+from zoo.yaml_file import parse_yaml, unshared
 
 
 def merge(base: dict[str, Any], over: dict[str, Any], place: str = "") -> dict[str, Any]:
@@ -28,11 +27,11 @@ def merge(base: dict[str, Any], over: dict[str, Any], place: str = "") -> dict[s
         if isinstance(old, str) and isinstance(value, dict):
             old = {naming: old}
         if value is None and key not in base and (place == "model.stack.blocks" or place.endswith(".gates")):
-            raise RecipeError(f"{at}: there is none to empty{did_you_mean(str(key), base)}")
+            raise RecipeError(f"{at}: there is none{did_you_mean(str(key), base)}")
         if isinstance(old, dict) and isinstance(value, dict) and _same_part(old, value, naming):
             merged[key] = merge(old, value, at)
         else:
-            merged[key] = copy.deepcopy(value)
+            merged[key] = unshared(value)
     return merged
 
 
@@ -53,7 +52,7 @@ def apply_assignments(stack: Any, assignments: Sequence[str]) -> dict[str, Any]:
     Values are YAML; null empties an optional node; a mapping replaces the node whole. RecipeError for a path that the
     stack cannot have; options are checked later, with the class that takes them.
     """
-    stack = copy.deepcopy(stack)
+    stack = unshared(stack)
     for assignment in assignments:
         place = f"model.set '{assignment}'"
         path, equals, text = assignment.partition("=")
@@ -86,7 +85,7 @@ def _assign(node: dict[str, Any], keys: list[str], value: Any) -> None:
         # a slot is filled by naming it, but only what is there can be emptied, and only a block that is there changed
         needed = schema is BlockConfig if not final else value is None and dataclasses.is_dataclass(schema)
         if typing.get_origin(above) is dict and key not in node and needed:
-            raise _Unassignable(f"{trail} has no '{key}'{did_you_mean(key, node)}")
+            raise _Unassignable(f"{trail}: there is no '{key}'{did_you_mean(key, node)}")
         if final:
             if _is_part(above) and key == "name" and node.get(key) != value:
                 node.clear()  # another part: the old options are not its own

@@ -6,7 +6,6 @@ A recipe is a LightningCLI configuration whose `model.stack` is plain data. `rea
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +94,7 @@ def read_recipe(
     if isinstance(source, Recipe):
         recipe = source
     elif isinstance(source, Mapping):
-        recipe = Recipe({"model": {"stack": copy.deepcopy(dict(source))}})
+        recipe = Recipe({"model": {"stack": dict(source)}})
     else:
         recipe = _read_file(find_recipe(str(source)))
     model = recipe.data.get("model")
@@ -227,13 +226,14 @@ def _written_at(place: str, recipe: Recipe) -> str:
         for assignment, at in reversed(file.items("model.set")):
             if _covers(assignment, place):
                 return at
-        depth, owns_below = file.depth(place)
-        if depth > deepest:
-            best, deepest = file.at(place), depth
-        if owns_below:
+        spot = file.find(place)
+        if spot.depth > deepest:
+            best, deepest = file.at(place), spot.depth
+        if spot.final:
             break
     return best
 
 
 def _covers(assignment: str, place: str) -> bool:
-    return f"{place}.".startswith(f"{assigned_place(assignment)}.")
+    """Whether what stands at a place comes from an assignment. To name another part replaces the part whole."""
+    return f"{place}.".startswith(f"{assigned_place(assignment).removesuffix('.name')}.")

@@ -80,7 +80,9 @@ class Registry:
             raise RecipeError(f"{lead}unknown {self.noun} '{key}'{did_you_mean(key, self.names())}")
         if key not in self._classes:
             self._import(key)
-        cls = self._classes[key]
+        cls = self._classes.get(key)
+        if cls is None:
+            raise RecipeError(f"{lead}{self.noun} '{key}': {self.package}.{key} registers nothing under its name")
         contract = getattr(importlib.import_module(self.package), self.contract)
         if not issubclass(cls, contract):
             raise RecipeError(f"{lead}{self.noun} '{key}': {_full_name(cls)} is no {_full_name(contract)}")

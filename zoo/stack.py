@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.cache import Cache, LayerCache
@@ -48,9 +47,10 @@ def _build(
     registry: Registry, part: Part, place: str, *, context: LayerContext, gates: Mapping[str, Part] | None = None
 ) -> Any:
     cls = registry.get(part.name, place)
+    options = decode_options(cls, part.options, f"{place}.options")
     positional = (context,) if gates is None else (context, gates)
     try:
-        return cls(*positional, **decode_options(cls, part.options, "options"))
+        return cls(*positional, **options)
     except ValueError as error:
         raise RecipeError(f"{place}.{'' if str(error).startswith('gates.') else 'options.'}{error}") from None
 
@@ -78,6 +78,7 @@ class Stack(nn.Module):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
+        self.reset_parameters()
 
     def materialize(self, device: str | torch.device) -> Stack:
         """Allocates the parameters on `device` and initialises them."""
@@ -129,23 +130,23 @@ class Stack(nn.Module):
         """The entry, and the normed hidden states in its layout."""
         entry = lay_out(tokens, cu_seqlens, mask, cache.lengths if cache is not None else None)
         tokens = entry.enter(tokens)
-        self._check_tokens(tokens)
+        self._check_tokens("tokens", tokens)
+        if cache is not None:
+            cache.advance(entry.layout, tokens.shape[1])
         x = self.embed(tokens)
         if tokens.numel():
             for index, layer in enumerate(self.layers):
                 x = layer(x, entry.layout, cache.layers[index] if cache is not None else None)
-        if cache is not None:
-            cache.advance(entry.layout, tokens.shape[1])
         return entry, self.norm(x)
 
-    def _check_tokens(self, tokens: Tensor) -> None:
+    def _check_tokens(self, name: str, tokens: Tensor) -> None:
         # on a GPU the look would stall the stream, and the embedding's own assertion stops the run
         if tokens.device.type != "cpu" or not tokens.numel():
             return
         low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= self.config.vocab_size:
             found = low if low < 0 else high
-            raise ValueError(f"tokens: found {found}, and the vocabulary is 0 to {self.config.vocab_size - 1}")
+            raise ValueError(f"{name}: found {found}, and the vocabulary is 0 to {self.config.vocab_size - 1}")
 
     def loss(
         self,
@@ -166,7 +167,8 @@ class Stack(nn.Module):
             if labels.shape != tokens.shape:
                 raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
             targets = entry.enter(labels)
-        total, n_targets = cross_entropy(hidden.flatten(0, 1), self.head.weight, targets.flatten())
+            self._check_tokens("labels", targets[targets != -100])
+        total, n_targets = cross_entropy(hidden.flatten(0, 1), self.head.weight, targets.flatten().long())
         mean = total / n_targets.clamp_min(1)
         return mean, {"cross_entropy": mean.detach(), "n_targets": n_targets}
 
@@ -187,8 +189,12 @@ class Stack(nn.Module):
         """tokens [B,T] followed by `max_new_tokens` sampled ones, [B,T+n]. temperature 0 takes the likeliest; top_k and
         top_p keep the k likeliest tokens, or the fewest whose probabilities reach p. Prompts may be padded left or
         right."""
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens: expected 0 or more, found {max_new_tokens}")
         cache = self.init_cache(tokens.shape[0], tokens.shape[1] + max_new_tokens)
         logits = self(tokens, attention_mask=attention_mask, cache=cache)
+        if not all(cache.lengths):
+            raise ValueError(f"generate: prompt {cache.lengths.index(0)} has no token to go on from")
         if attention_mask is None:
             last = logits[:, -1]
         else:
@@ -204,7 +210,8 @@ class Stack(nn.Module):
 
 def _next_tokens(tokens: Tensor, layout: Layout) -> Tensor:
     """The token after each, -100 behind the last of a document."""
-    targets = F.pad(tokens[:, 1:], (0, 1), value=-100)
+    targets = tokens.roll(-1, dims=1)
+    targets[:, -1:] = -100
     if layout.bounds is not None:
         targets[0, [end - 1 for end in layout.bounds[1:]]] = -100
     return targets
@@ -223,8 +230,8 @@ def load(
     `set` are overrides (`blocks.attn.mixer.gates.output=sigmoid`), `imports` the user's files to import first. On
     device "meta" nothing is allocated. RecipeError, one line, for anything that the recipe says wrongly.
     """
-    recipe = source if isinstance(source, Recipe) else read_recipe(source, set, imports)
+    recipe = read_recipe(source, set, imports)
     config = load_stack_config(recipe)
-    with torch.device("meta"):
+    with torch.device("meta"), recipe.placing_errors():
         model = Stack(config)
     return model if torch.device(device).type == "meta" else model.materialize(device)

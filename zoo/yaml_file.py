@@ -37,7 +37,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, place: str) -> Any:
     """The value of a YAML text, in which no two places share one list or mapping. RecipeError when it is none."""
     try:
-        return _unshared(yaml.load(text, Loader=_Loader))
+        return unshared(yaml.load(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark and "\n" in text else ""
@@ -48,11 +48,24 @@ def parse_yaml(text: str, place: str) -> Any:
         raise RecipeError(f"{place}: not valid YAML: an alias stands inside what it names") from None
 
 
-def _unshared(value: Any) -> Any:
+def unshared(value: Any) -> Any:
     """A copy without aliases: an override of one block must not reach another that was written as `*alias`."""
     if isinstance(value, dict):
-        return {key: _unshared(item) for key, item in value.items()}
-    return [_unshared(item) for item in value] if isinstance(value, list) else value
+        return {key: unshared(item) for key, item in value.items()}
+    return [unshared(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The nearest that a file has to a place: how many steps of it, on which line (0: none), and the node there.
+
+    It is `final` when a base recipe adds nothing below: it is no mapping, or it belongs to a part that is named here.
+    """
+
+    depth: int
+    line: int
+    node: Any
+    final: bool
 
 
 @dataclass(frozen=True)
@@ -68,25 +81,17 @@ class YamlFile:
 
     def at(self, place: str) -> str:
         """`file:line` of the place, or of the nearest node above it that the file has."""
-        line = self._find(place)[1]
+        line = self.find(place).line
         return f"{self.path}:{line}" if line else str(self.path)
-
-    def depth(self, place: str) -> tuple[int, bool]:
-        """How many steps of the place the file has, and whether what it has there owns all below: a value, a list, or a
-        mapping that names a part. (Below other mappings a base recipe may have more.)"""
-        depth, _, node = self._find(place)
-        names = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else None
-        return depth, depth > 0 and (names is None or "name" in names)
 
     def items(self, place: str) -> list[tuple[Any, str]]:
         """The scalars of a list and the `file:line` of each."""
-        node = self._find(place)[2]
+        node = self.find(place).node
         scalars = node.value if isinstance(node, yaml.SequenceNode) else []
         return [(item.value, f"{self.path}:{item.start_mark.line + 1}") for item in scalars]
 
-    def _find(self, place: str) -> tuple[int, int, Any]:
-        """(steps found, line of the last, its node); 0 steps are the root."""
-        depth, line, node = 0, 0, self.root
+    def find(self, place: str) -> Spot:
+        depth, line, node, names_part = 0, 0, self.root, False
         for step in _steps(place):
             if isinstance(node, yaml.MappingNode) and isinstance(step, str):
                 pair = next((pair for pair in node.value if pair[0].value == step), None)
@@ -99,7 +104,12 @@ class YamlFile:
             else:
                 break
             depth += 1
-        return depth, line, node
+            names_part = names_part or (isinstance(node, yaml.MappingNode) and _has_name(node))
+        return Spot(depth, line, node, names_part or not isinstance(node, yaml.MappingNode))
+
+
+def _has_name(node: yaml.MappingNode) -> bool:
+    return any(key.value == "name" for key, _ in node.value)
 
 
 def _steps(place: str) -> Iterator[str | int]:

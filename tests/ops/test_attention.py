@@ -177,6 +177,12 @@ def test_bfloat16(queries, keys, options, backend):
     compare(ins, wide, got_with=backend, **options)
 
 
+def test_the_reference_is_rounded_once():
+    ins = inputs(33, dtype=torch.bfloat16)
+    want = attention(*(x.float() for x in ins), backend="reference")
+    assert torch.equal(attention(*ins, backend="reference"), want.bfloat16())
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"cu_seqlens": torch.tensor([0, 1, 5])}], ids=str)
 def test_gradients_are_derivatives(backend, options):
@@ -213,16 +219,17 @@ def test_stays_on_the_flash_kernel(queries, keys, window, values, dtype):
 
 
 class FlashCalls(TorchDispatchMode):
-    """The number of scores that torch's fused CPU kernel computes, call by call."""
+    """The number of scores that torch's fused CPU kernel computes, call by call, and the masks that it gets."""
 
     def __init__(self):
         super().__init__()
-        self.scores = []
+        self.scores, self.masks = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
             q, k = args[:2]
             self.scores.append(q.shape[:-1].numel() * k.shape[-2])
+            self.masks.append(kwargs.get("attn_mask"))
         return func(*args, **(kwargs or {}))
 
 
@@ -241,6 +248,13 @@ def test_documents_of_one_length_are_one_call():
     with FlashCalls() as calls:
         attention(*ins, cu_seqlens=torch.tensor([0, 20, 60]))
     assert len(calls.scores) == 2
+
+
+@pytest.mark.parametrize(("queries", "keys", "window"), [(70, 70, None), (1, 70, None), (1, 70, 5), (9, 9, 20)])
+def test_no_mask_where_none_is_needed(queries, keys, window):
+    with FlashCalls() as calls:
+        attention(*inputs(queries, keys), window=window)
+    assert calls.masks == [None]
 
 
 # ---- packing

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from zoo.cli._parser import RunFailed
 from zoo.cli._request import Request
-from zoo.cli._sections import method_arguments
-from zoo.recipe import Recipe, parse_yaml
+from zoo.cli._resume import compare_with_checkpoint
+from zoo.cli._sections import CLASSES, check_overrides, check_sections, complete_sections, method_arguments
+from zoo.data import TextData
+from zoo.recipe import KEYS, Recipe
 from zoo.registry import RecipeError
-from zoo.train import LanguageModule
+from zoo.train import LanguageModule, MetricsCSV, NonFiniteError, check_run_folder, default_callbacks, quiet
+from zoo.train.say import say
+from zoo.yaml_file import parse_yaml
 
+PREDICTIONS = "predictions.pt"
 _TYPES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "NoneType": "null"}
 _FAULTS = (
     (r"Option '([^']+)' is not accepted", "has no option"),
@@ -54,13 +62,13 @@ def one_line(message: str) -> str:
 class CommandLine(LightningCLI):
     """One run of a recipe that has been read and checked: parses the rest, builds, and runs.
 
-    `data`, the recipe, goes in as one JSON text, which jsonargparse reads as a configuration: strings stay strings, and
-    the overrides lie over it by LightningCLI's own rules.
+    `data`, the recipe with its sections completed, goes in as one JSON text, which jsonargparse reads as a
+    configuration: strings stay strings, and the overrides lie over it by LightningCLI's own rules.
     """
 
-    def __init__(self, request: Request, data: dict[str, Any], recipe: Recipe, folder: Path, checkpoint: Path | None):
-        self.request, self.data, self.recipe = request, data, recipe
-        self.folder, self.checkpoint = folder, checkpoint
+    def __init__(self, request: Request, recipe: Recipe, data: dict[str, Any], folder: Path):
+        self.request, self.recipe, self.data, self.folder = request, recipe, data, folder
+        self.checkpoint: Path | None = None
         super().__init__(
             LanguageModule,
             LightningDataModule,
@@ -69,6 +77,7 @@ class CommandLine(LightningCLI):
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={"allow_abbrev": False, request.command: {"allow_abbrev": False}},
+            auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
 
@@ -78,40 +87,125 @@ class CommandLine(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The optimizer and its schedule are sections of their own, and reach the module as plain data."""
-        parser.add_optimizer_args((Optimizer,), link_to="model.optimizer")
-        parser.add_lr_scheduler_args((LRScheduler,), link_to="model.lr_scheduler")
+        for section in ("optimizer", "lr_scheduler"):
+            base, skip = CLASSES[section]
+            given = set(list(inspect.signature(base).parameters)[:skip])
+            parser.add_subclass_arguments(base, section, instantiate=False, fail_untyped=False, skip=given)
+            parser.link_arguments(section, f"model.{section}", compute_fn=_as_dict)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """The recipe alone first, so that a fault is laid at the right door."""
+        """The recipe alone first, so that a fault is laid at the right door. Without a recipe: help, which exits."""
+        if not self.data:
+            parser.parse_args([self.request.command, *self.request.overrides])
         recipe = [self.request.command, "--config", json.dumps(self.data)]
-        try:
+        with self.recipe.placing_errors():
             parser.parse_args(recipe)
-        except RecipeError as error:
-            raise RecipeError(locate(str(error), self.recipe.files)) from None
-        overrides = list(self.request.overrides)
-        if self.checkpoint is not None:
-            overrides.append(f"--ckpt_path={self.checkpoint}")
-        self.config = parser.parse_args([*recipe, *overrides])
+        self.config = parser.parse_args([*recipe, *self.request.overrides])
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: LightningCLI would let the checkpoint's hyperparameters win over the recipe without a word."""
 
+    def before_instantiate_classes(self) -> None:
+        """Finds the checkpoint, and refuses a folder that holds another run, before anything is built."""
+        request = self.request
+        if request.ckpt_path is not None or (request.command == "fit" and rank_zero_only.rank == 0):
+            self.checkpoint = check_run_folder(self.folder, request.ckpt_path, request.force)
+        if self.checkpoint is not None:
+            self.config[request.command]["ckpt_path"] = str(self.checkpoint)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Our callbacks and the CSV log beside the user's; nothing but the user's where nothing is trained."""
+        given = self._get(self.config_init, "trainer")
+        if self.request.command == "fit":
+            ours = default_callbacks(_listed(given.callbacks), self.resolved(), self.request.force)
+            logger = False if given.logger is False else [MetricsCSV(self.folder), *_listed(given.logger)]
+            kwargs |= {"callbacks": ours, "logger": logger}
+        elif given.logger in (None, True):
+            kwargs |= {"logger": False}
+        if given.enable_model_summary is None:
+            kwargs |= {"enable_model_summary": False}
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            raise RecipeError(f"trainer: {str(error).splitlines()[0]}") from error
+
+    def after_instantiate_classes(self) -> None:
+        """What only the built parts can tell: whether tokens fit the vocabulary, and the recipe the checkpoint."""
+        if isinstance(self.datamodule, TextData):
+            self.datamodule.check_vocab(self.model.config.vocab_size)
+        if self.checkpoint is not None:
+            compare_with_checkpoint(self.checkpoint, dict(self.model.hparams), self.request.command)
+        elif self.request.command != "fit" and self.model.weights is None:
+            say("note: no --ckpt_path and no --model.weights: the weights are fresh")
+
     def resolved(self) -> dict[str, Any]:
-        """The recipe that a run folder keeps: all that was parsed, such as it can be given back to --config."""
+        """The recipe that a run folder keeps: all that was parsed, in a form that --config takes again."""
         parser, config = self._parser(self.request.command), self.config[self.request.command]
         dumped = parse_yaml(parser.dump(config, skip_none=False), "the resolved recipe")
         for name in ("config", *method_arguments(self.request.command)):
             dumped.pop(name, None)
         # the stack as it was read: a dump loses the difference between '1e-3' and 1e-3
-        dumped["model"] = {**dumped["model"], "stack": self.recipe.stack}
-        return {"imports": dumped["model"].pop("imports"), **dumped}
+        model = {**dumped.pop("model"), "stack": self.recipe.stack}
+        # what is null and is null by default says nothing
+        dumped["trainer"] = {name: value for name, value in dumped["trainer"].items() if value is not None}
+        return {"imports": model.pop("imports"), "model": model, **dumped}
 
-    def instantiate_classes(self) -> None:
-        super().instantiate_classes()
+    def predict(self, **kwargs: Any) -> None:
+        """What `Trainer.predict` returns, kept in the run folder: for each batch tokens, labels and their nats."""
+        batches = self.trainer.predict(**kwargs)
+        if batches and self.trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            torch.save(batches, self.folder / PREDICTIONS)
+            say(f"{len(batches)} batches in {self.folder / PREDICTIONS}")
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Our callbacks and the CSV log beside the user's."""
+    def _run_subcommand(self, subcommand: str) -> None:
         try:
-            return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError) as error:
-            raise RecipeError(f"trainer: {str(error).splitlines()[0]}") from error
+            super()._run_subcommand(subcommand)
+        except NonFiniteError as error:
+            raise RunFailed(str(error)) from error
+        except SystemExit as stop:
+            if not self.trainer.interrupted:
+                raise
+            how = f"; to go on: zoo fit --config {self.folder} --ckpt_path last" if subcommand == "fit" else ""
+            raise KeyboardInterrupt(f"interrupted at step {self.trainer.global_step}{how}") from stop
+
+
+def print_options(request: Request) -> int:
+    """LightningCLI's own help, on one class (--data.help=TextData) or on everything."""
+    request.overrides = [option for option in request.overrides if ".help" in option] or ["--help"]
+    try:
+        CommandLine(request, Recipe({}), {}, Path())
+    except SystemExit as done:
+        return int(done.code or 0)
+    return 0
+
+
+def run(request: Request, recipe: Recipe, folder: Path) -> int:
+    """Checks the sections beside the stack, and runs the command."""
+    quiet()
+    data = complete_sections(recipe.data, request)
+    with recipe.placing_errors():
+        check_sections(data, LanguageModule, request.command)
+    check_overrides(request, data, LanguageModule)
+    request.ckpt_path = request.ckpt_path or data.get("ckpt_path")
+    for name in KEYS:
+        if name == "ckpt_path" or (data.get(name, 0) is None and name not in method_arguments(request.command)):
+            data.pop(name, None)
+    data["model"] = {**data["model"], "imports": list(recipe.imports)}
+    data["trainer"] = {**(data.get("trainer") or {}), "default_root_dir": str(folder)}
+    try:
+        CommandLine(request, recipe, data, folder)
+    except SystemExit as done:  # --print_config and the like have printed
+        return int(done.code or 0)
+    return 0
+
+
+def _as_dict(section: Namespace | None) -> dict[str, Any] | None:
+    return None if section is None else section.as_dict()
+
+
+def _listed(value: Any) -> list[Any]:
+    """One, several or none (also said as a boolean) as a list."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -7,20 +7,18 @@ rules; the other arguments go on to LightningCLI.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from zoo.cli._parser import recipe_source
-from zoo.recipe import Recipe, apply_assignments, find_recipe, merge, parse_yaml, read_recipe, recipe_folder
+from zoo.recipe import Recipe, find_recipe, lay_over, read_recipe, recipe_folder
 from zoo.registry import RecipeError
+from zoo.yaml_file import parse_yaml
 
 RUNS = Path("runs")
 OWN_OPTIONS = ("--config", "--model.set+", "--imports", "--ckpt_path", "--force", "--help")
 _STACK = "--model.stack."
-_ROOT = "--trainer.default_root_dir"
 
 
 @dataclass
@@ -120,30 +118,11 @@ def run_of(path: Path) -> Path | None:
 
 def read_request(request: Request) -> Recipe:
     """The recipe of the first --config, with the others and then the assignments laid over it."""
-    first, *overlays = request.configs
+    first, *layers = request.configs
     recipe = read_recipe(recipe_source(first), imports=request.imports)
-    for ref in overlays:
-        recipe = _lay_over(recipe, find_recipe(recipe_source(ref)))
-    data = dict(recipe.data)
-    data["model"] = {**data["model"], "stack": apply_assignments(recipe.stack, request.assignments)}
-    return dataclasses.replace(recipe, data=data)
-
-
-def _lay_over(below: Recipe, path: Path) -> Recipe:
-    over: Any = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(over, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping, found {over!r}")
-    if "base" in over:
-        raise RecipeError(f"{path}: base: only the first --config may build on another recipe")
-    imports = over.pop("imports", None) or []
-    model = over.get("model")
-    assignments = (isinstance(model, dict) and model.pop("set", None)) or []
-    data = merge(below.data, over)
-    if not isinstance(data["model"], dict) or not isinstance(data["model"].get("stack"), dict):
-        raise RecipeError(f"{path}: model.stack: expected a mapping")
-    data["model"]["stack"] = apply_assignments(data["model"]["stack"], assignments)
-    beside = [str(path.parent / name) if (path.parent / name).is_file() else name for name in imports]
-    return Recipe(data, (path, *below.files), (*below.imports, *beside))
+    for layer in layers:
+        recipe = lay_over(recipe, find_recipe(recipe_source(layer)))
+    return read_recipe(recipe, request.assignments)
 
 
 def run_folder(request: Request, recipe: Recipe) -> Path:

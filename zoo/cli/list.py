@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 from zoo.cli._parser import Parser
-from zoo.recipe import import_user_file, recipe_folder
+from zoo.recipe import recipe_folder
 from zoo.registry import GATES, REGISTRIES, Registry, list_names
+from zoo.user_code import import_user_file, resolve_import
 
 KINDS = ("recipes", "mixers", "gates", "ffns", "residuals")
 
@@ -20,7 +21,7 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
     options = parser.read(args)
     for file in options.imports:
-        import_user_file(file)
+        import_user_file(resolve_import(file))
     if options.json:
         names = {kind: list_names(kind) for kind in KINDS} if options.kind is None else list_names(options.kind)
         print(json.dumps(names, indent=2))

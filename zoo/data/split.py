@@ -46,7 +46,7 @@ def scan(corpus: Corpus, split_seed: int) -> Index:
         digest.update(b"%d %d\n%b" % (len(label), len(text), label))
         digest.update(text)
         sizes.append(len(text))
-        keys.append(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, salt=salt).digest(), "little"))
+        keys.append(int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "little"))
     if not sizes:
         raise RecipeError(f"{PLACE}: {corpus.source} holds no text")
     return Index(np.array(sizes, dtype=np.int64), np.array(keys, dtype=np.uint64), digest.hexdigest())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.decode import Size
 from zoo.ffns import FFN, register
 from zoo.shapes import LayerContext
 
@@ -15,10 +16,12 @@ class SwiGLU(FFN):
     (arXiv:2002.05202).
     """
 
-    def __init__(self, context: LayerContext, *, mult: float = 8 / 3, width: int | None = None, multiple_of: int = 8):
+    def __init__(self, context: LayerContext, *, mult: float = 8 / 3, width: Size | None = None, multiple_of: Size = 8):
         super().__init__()
         if width is None:
             width = -(-round(mult * context.d_model) // multiple_of) * multiple_of
+        elif (mult, multiple_of) != (8 / 3, 8):
+            raise ValueError(f"width: {width} is given, so mult and multiple_of say nothing")
         if width < 1:
             raise ValueError(f"width: expected at least 1, found {width}")
         self.gate_proj = nn.Linear(context.d_model, width, bias=False)

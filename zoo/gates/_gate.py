@@ -24,6 +24,12 @@ class Gate(nn.Module, ABC):
 
     kind: ClassVar[str]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.forcing: list[float | Tensor] = []
+        # the first hook of all, so that whoever records sees what the mixer gets
+        self.register_forward_hook(_give_forced)
+
     @abstractmethod
     def forward(self, x: Tensor) -> Any:
         """The gate's values for x."""
@@ -37,6 +43,10 @@ class Gate(nn.Module, ABC):
         """What `given`, returned by `forward`, says in the gate's own unit."""
 
 
+def _give_forced(gate: Gate, args: Any, given: Any) -> Any:
+    return gate.forced(given, gate.forcing[-1]) if gate.forcing else None
+
+
 def named_gates(model: nn.Module) -> dict[str, Gate]:
     """The gates of a model by module path, e.g. `layers.0.mixer.gates.decay`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Gate)}
@@ -47,23 +57,26 @@ def force(model: nn.Module, pattern: str, value: float | Tensor) -> Iterator[Non
     """Within the block the gates whose path matches `pattern` (shell wildcards) give `value`.
 
     The value speaks the gate's own unit: decay exp(log_decay) (1 never forgets, 0 forgets all), write beta, output
-    the score, branch the weights. A tensor must broadcast to the gate's values. RecipeError when no gate matches.
+    the score, branch the weights. A tensor must broadcast to the gate's values. Where blocks nest, the inner one
+    counts. RecipeError when no gate matches.
     """
     gates = named_gates(model)
     matching = [gate for name, gate in gates.items() if fnmatchcase(name, pattern)]
     if not matching:
         raise RecipeError(f"force: no gate matches '{pattern}'{did_you_mean(pattern, gates)}")
-    hooks = [gate.register_forward_hook(lambda module, args, given: module.forced(given, value)) for gate in matching]
+    for gate in matching:
+        gate.forcing.append(value)
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for gate in matching:
+            gate.forcing.pop()
 
 
 @contextmanager
 def record(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Within the block collects what each gate gave in its latest call: path -> values [B,T,...], detached.
+    """Within the block collects what each gate gave in its latest call, forced or not: path -> values [B,T,...],
+    detached.
 
     Decay gates are read as exp(log_decay), the others as they are. Padded calls are read as the layers see them:
     packed, [1, real tokens, ...].

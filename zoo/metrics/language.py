@@ -28,8 +28,9 @@ class Loss(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, count: Tensor | int) -> None:
-        self.total += total.detach()
-        self.count += count
+        # a module that is cast to bfloat16 casts its metrics' states as well
+        self.total = self.total.float() + total.detach().float()
+        self.count = self.count + count
 
     def compute(self) -> Tensor:
         return self.total / self.count

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part
-from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads
+from zoo.mixers._mixer import GateOrder, Mixer, OutNorm
 from zoo.nn import ShortConv
 from zoo.sequence import Layout
-from zoo.shapes import LayerContext, SlotSpec
+from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
 
 class DeltaMixer(Mixer):
@@ -48,11 +48,11 @@ class DeltaMixer(Mixer):
         conv_size: int | None,
         out_norm: OutNorm,
         gate_order: GateOrder,
+        norm: NormConfig | None,
     ):
-        super().__init__(context)
+        super().__init__(context, norm)
         if n_v_heads % n_heads:
             raise ValueError(f"n_v_heads: {n_v_heads} value heads are no multiple of n_heads {n_heads}")
-        check_heads(n_v_heads, n_heads, "n_heads")
         self.n_heads, self.head_dim, self.n_v_heads, self.head_v_dim = n_heads, head_dim, n_v_heads, head_v_dim
         d_k, d_v = n_heads * head_dim, n_v_heads * head_v_dim
         self.q_proj = nn.Linear(context.d_model, d_k, bias=False)

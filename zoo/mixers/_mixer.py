@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from zoo.cache import LayerCache
-from zoo.decode import Part, decode_options
+from zoo.decode import Part, decode_options, option_parameters
 from zoo.nn import RMSNorm
 from zoo.registry import GATES, MIXERS
 from zoo.sequence import Layout
@@ -26,13 +26,17 @@ class Mixer(nn.Module, ABC):
 
     A mixer declares its `SLOTS` and applies what the gates in them compute. Its constructor takes the context, the
     gates (slot -> part) and keyword-only options. Parameters are allocated there and filled by `reset_parameters`.
+    `norm` is that of the norms inside the mixer (queries, keys, latents, read-out); by default the stack's, which the
+    read-out takes without zero-centring.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]]
 
-    def __init__(self, context: LayerContext):
+    def __init__(self, context: LayerContext, norm: NormConfig | None = None):
         super().__init__()
         self.context = context
+        self.norm = context.norm if norm is None else norm
+        self.read_out_norm = NormConfig(eps=context.norm.eps) if norm is None else norm
         self.gates = nn.ModuleDict()
         self.o_norm: RMSNorm | None = None
         self.gate_order: GateOrder = "norm_first"
@@ -53,20 +57,23 @@ class Mixer(nn.Module, ABC):
     def fill(self, gates: Mapping[str, Part], slots: Mapping[str, Slot]) -> None:
         """Builds the gate of every slot that is filled. ValueError names the slot."""
         for name, part in gates.items():
+            cls = GATES[self.SLOTS[name].kind].get(part.name)
+            options = decode_options(cls, part.options, f"gates.{name}.options")
             try:
-                cls = GATES[self.SLOTS[name].kind].get(part.name)
-                self.gates[name] = cls(slots[name], **decode_options(cls, part.options, "options"))
+                self.gates[name] = cls(slots[name], **options)
             except ValueError as error:
-                raise ValueError(f"gates.{name}: {error}") from None
+                raise ValueError(f"gates.{name}.options.{error}") from None
 
     def set_read_out(self, n_heads: int, width: int, out_norm: OutNorm, gate_order: GateOrder) -> None:
-        """The norm beside the output gate: over each head's width, over all heads together, or none. Never
-        zero-centred."""
+        """The norm beside the output gate: over each head's width, over all heads together, or none. ValueError for an
+        order of a norm and a gate that are not both there."""
+        usual = option_parameters(type(self))["gate_order"].default
+        if gate_order != usual and (out_norm == "none" or "output" not in self.gates):
+            raise ValueError(f"gate_order: {gate_order} says nothing without both an output gate and an out_norm")
         self.gate_order = gate_order
         self.full_norm = out_norm == "full"
         if out_norm != "none":
-            plain = NormConfig(eps=self.context.norm.eps)
-            self.o_norm = RMSNorm(n_heads * width if self.full_norm else width, plain)
+            self.o_norm = RMSNorm(n_heads * width if self.full_norm else width, self.read_out_norm)
 
     def gated(self, slot: str, y: Tensor, x: Tensor) -> Tensor:
         """y [B,T,H,E] times the score that the gate in `slot` computes from x; y itself when the slot is empty."""
@@ -90,6 +97,6 @@ class Mixer(nn.Module, ABC):
 
 
 def check_heads(n_heads: int, n_groups: int, name: str) -> None:
-    """ValueError unless n_heads is a positive multiple of n_groups; `name` is the option that gave n_groups."""
-    if n_groups < 1 or n_heads % n_groups or n_heads < 1:
+    """ValueError unless n_heads is a multiple of n_groups; `name` is the option that gave n_groups."""
+    if n_heads % n_groups:
         raise ValueError(f"n_heads: {n_heads} heads cannot be shared out over {name} {n_groups}: use a multiple")

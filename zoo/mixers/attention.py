@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from zoo import ops
 from zoo.cache import LayerCache
-from zoo.decode import Part
+from zoo.decode import Part, Size
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads, register
 from zoo.nn import RMSNorm, Rope, rotate
 from zoo.sequence import Layout
-from zoo.shapes import LayerContext, SlotSpec
+from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
 
 @register("attention")
@@ -39,21 +39,20 @@ class Attention(Mixer):
         context: LayerContext,
         gates: Mapping[str, Part],
         *,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        head_dim: int,
+        n_heads: Size,
+        n_kv_heads: Size | None = None,
+        head_dim: Size,
         qk_norm: Literal["none", "head", "full"] = "head",
         rope: Rope | None = Rope(),
-        window: int | None = None,
+        window: Size | None = None,
         out_norm: OutNorm = "none",
         gate_order: GateOrder = "norm_first",
         bias: bool = False,
+        norm: NormConfig | None = None,
     ):
-        super().__init__(context)
+        super().__init__(context, norm)
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         check_heads(n_heads, n_kv_heads, "n_kv_heads")
-        if window is not None and window < 1:
-            raise ValueError(f"window: expected at least 1 (the token itself), found {window}")
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.rope, self.window = rope, window
         self.rope_width = rope.width(head_dim) if rope else 0
@@ -65,8 +64,8 @@ class Attention(Mixer):
         self.qk_norm = qk_norm
         if qk_norm != "none":
             per_head = qk_norm == "head"
-            self.q_norm = RMSNorm(head_dim if per_head else d_q, context.norm)
-            self.k_norm = RMSNorm(head_dim if per_head else d_kv, context.norm)
+            self.q_norm = RMSNorm(head_dim if per_head else d_q, self.norm)
+            self.k_norm = RMSNorm(head_dim if per_head else d_kv, self.norm)
         self.fill(
             gates,
             {

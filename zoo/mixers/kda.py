@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zoo.decode import Part
+from zoo.decode import Part, Size
 from zoo.mixers._delta import DeltaMixer
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.shapes import LayerContext
+from zoo.shapes import LayerContext, NormConfig
 
 
 @register("kda")
@@ -24,12 +24,13 @@ class KDA(DeltaMixer):
         context: LayerContext,
         gates: Mapping[str, Part],
         *,
-        n_heads: int,
-        head_dim: int,
-        head_v_dim: int | None = None,
+        n_heads: Size,
+        head_dim: Size,
+        head_v_dim: Size | None = None,
         conv_size: int | None = 4,
         out_norm: OutNorm = "head",
         gate_order: GateOrder = "norm_first",
+        norm: NormConfig | None = None,
     ):
         super().__init__(
             context,
@@ -41,4 +42,5 @@ class KDA(DeltaMixer):
             conv_size=conv_size,
             out_norm=out_norm,
             gate_order=gate_order,
+            norm=norm,
         )

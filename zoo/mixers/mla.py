@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from zoo import ops
 from zoo.cache import LayerCache
-from zoo.decode import Part
+from zoo.decode import AtLeast, Part, Size
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, register
 from zoo.nn import RMSNorm, Rope, rotate
 from zoo.sequence import Layout
-from zoo.shapes import LayerContext, SlotSpec
+from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
 
 @register("mla")
@@ -36,19 +37,20 @@ class MLA(Mixer):
         context: LayerContext,
         gates: Mapping[str, Part],
         *,
-        n_heads: int,
-        kv_lora_rank: int,
-        qk_nope_head_dim: int,
-        qk_rope_head_dim: int,
-        v_head_dim: int,
-        q_lora_rank: int | None = None,
+        n_heads: Size,
+        kv_lora_rank: Size,
+        qk_nope_head_dim: Size,
+        qk_rope_head_dim: Annotated[int, AtLeast(0)],
+        v_head_dim: Size,
+        q_lora_rank: Size | None = None,
         rope: Rope | None = None,
         out_norm: OutNorm = "none",
         gate_order: GateOrder = "norm_first",
+        norm: NormConfig | None = None,
     ):
-        super().__init__(context)
-        if qk_rope_head_dim < 0 or (rope is not None and qk_rope_head_dim == 0):
-            raise ValueError(f"qk_rope_head_dim: {qk_rope_head_dim} channels cannot be rotated; use rope: null")
+        super().__init__(context, norm)
+        if rope is not None and qk_rope_head_dim == 0:
+            raise ValueError("qk_rope_head_dim: 0 channels cannot be rotated; use rope: null")
         self.n_heads, self.kv_lora_rank = n_heads, kv_lora_rank
         self.nope_dim, self.rope_dim, self.v_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.rope = rope
@@ -60,10 +62,10 @@ class MLA(Mixer):
             self.q_proj = nn.Linear(context.d_model, d_q, bias=False)
         else:
             self.q_a_proj = nn.Linear(context.d_model, q_lora_rank, bias=False)
-            self.q_a_norm = RMSNorm(q_lora_rank, context.norm)
+            self.q_a_norm = RMSNorm(q_lora_rank, self.norm)
             self.q_b_proj = nn.Linear(q_lora_rank, d_q, bias=False)
         self.kv_a_proj = nn.Linear(context.d_model, kv_lora_rank + qk_rope_head_dim, bias=False)
-        self.kv_a_norm = RMSNorm(kv_lora_rank, context.norm)
+        self.kv_a_norm = RMSNorm(kv_lora_rank, self.norm)
         self.kv_b_proj = nn.Linear(kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False)
         self.o_proj = nn.Linear(n_heads * v_head_dim, context.d_model, bias=False)
         self.fill(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
+
+from zoo.decode import AtLeast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,7 @@ class Rope:
     """
 
     fraction: float = 1.0
-    theta: float = 10000.0
+    theta: Annotated[float, AtLeast(1)] = 10000.0
     interleaved: bool = False
 
     def width(self, head_dim: int) -> int:

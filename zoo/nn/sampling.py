@@ -8,17 +8,24 @@ from torch import Tensor
 
 
 def sample(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """One token [B] from logits [B,V]."""
+    """One token [B] from softmax(logits / temperature), logits [B,V]; temperature 0 takes the likeliest.
+
+    `top_k` keeps the k likeliest tokens, then `top_p` the fewest whose probabilities reach p. Of equal tokens the
+    earlier one is kept. ValueError for settings that keep none.
+    """
+    if temperature < 0:
+        raise ValueError(f"temperature: expected 0 or more, found {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k: expected at least 1, found {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: expected a probability above 0, found {top_p}")
     if temperature == 0:
         return logits.argmax(dim=-1)
-    logits = logits.float() / temperature
+    ordered, order = (logits.float() / temperature).sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
-        kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
+        ordered[:, top_k:] = -torch.inf
     if top_p is not None:
-        ordered, order = logits.sort(dim=-1, descending=True)
         mass = ordered.softmax(dim=-1).cumsum(dim=-1)
         beyond = F.pad(mass[:, :-1], (1, 0)) >= top_p  # the token that crosses p stays in
-        beyond[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), float("-inf"))
-    return torch.multinomial(logits.softmax(dim=-1), 1)[:, 0]
+        ordered = ordered.masked_fill(beyond, -torch.inf)
+    return order.gather(1, torch.multinomial(ordered.softmax(dim=-1), 1))[:, 0]

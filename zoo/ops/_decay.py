@@ -114,8 +114,7 @@ class ChannelDecay:
         grad_rows, grad_cols = torch.zeros_like(rows), torch.zeros_like(cols)
         for level in self.levels:
             fallen, risen = self._scale(level, rows, cols)
-            block = _diagonal(grad, level.size)[:, :, level.rows, :, level.cols].flatten(3).flatten(0, 1)
-            block = block.reshape(len(fallen), *fallen.shape[1:2], -1)
+            block = _diagonal(grad, level.size)[:, :, level.rows, :, level.cols].reshape(*fallen.shape[:2], -1)
             into = grad_rows.unflatten(1, (-1, level.size))[:, :, level.rows]
             into.addcmul_(torch.bmm(block, risen).view(into.shape), level.fall.view(*into.shape[:3], 1, -1))
             into = grad_cols.unflatten(1, (-1, level.size))[:, :, level.cols]

@@ -155,6 +155,7 @@ def _backward(ctx, grad_o, grad_final):
         if log_decay.ndim == 3:
             grad_exponent = grad_exponent.sum(-1, keepdim=True)
         grad_log_decay = chunks.join(grad_exponent.flip(1).cumsum(1).flip(1), heads).view_as(log_decay)
+        # Where all is forgotten, rounding is all that is left in the sums; Adam would take it for a gradient.
         grad_log_decay = grad_log_decay.masked_fill_(log_decay < FLOOR[dtype], 0).to(log_decay.dtype)
     if ctx.needs_input_grad[4]:
         grad_beta = grad_w * inside.k

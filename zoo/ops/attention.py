@@ -199,9 +199,8 @@ def _kernel(
         # the heads of a group as further queries of its key head: a key is read once, and no mask meets enable_gqa
         q = q.unflatten(1, (-1, group)).flatten(2, 3)
         mask = None if mask is None else mask.repeat(group, 1)
-    o = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=group > 1 and not fold
-    )
+    gqa = q.shape[1] != k.shape[1]
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
     o = o.unflatten(2, (group, -1)).flatten(1, 2) if fold else o
     return o[..., :values].transpose(1, 2)
 

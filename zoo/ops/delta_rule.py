@@ -32,10 +32,10 @@ def delta_rule(
     cu_seqlens: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o [B,T,HV,V] in v's dtype, and the state after it, from q, k [B,T,H,K], v [B,T,HV,V], HV a multiple of H.
+    """o [B,T,HV,V] in v's dtype, and the state after it, from q, k [B,T,H,K] and v [B,T,HV,V], HV a multiple of H.
 
-    Value head h reads the q and k of head h // (HV / H). The caller normalises q and k: with |k| = 1 and 0 <= beta <= 2
-    reading and writing never make the state grow.
+    Value head h reads the q and k of head h // (HV / H). The caller normalises q and k: with |k| = 1 and a beta per
+    head in [0, 2], erasing never makes the state grow.
 
     log_decay      [B,T,HV] per head, [B,T,HV,K] per channel, or None, which gives bit for bit what zeros give; <= 0,
                    and -inf forgets all.
@@ -49,8 +49,8 @@ def delta_rule(
     Raises ValueError where shapes do not fit together; BackendRefused where a forced backend cannot run the call. The
     backend `chunked` is differentiable once, `reference` any number of times.
 
-    Sources: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers" (2102.11174), eq. 24; Yang et al.,
-    "Gated Delta Networks" (2412.06464), eq. 10; "Kimi Linear" (2510.26692), eq. 1.
+    Sources: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers" (2102.11174); Yang et al., "Gated
+    Delta Networks" (2412.06464), section 3.1; "Kimi Linear" (2510.26692) for a decay per channel.
     """
     check_linear(q, k, v, log_decay)
     check_shape("beta", beta, v.shape[:3], (*v.shape[:3], q.shape[3]))
@@ -77,7 +77,7 @@ def _reference(q, k, v, log_decay, beta, scale, initial_state, bounds):
 def _recurrence(scale, initial_state, q, k, v, log_decay, beta):
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     batch, length, heads, width = v.shape
-    q, k = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (scale * q, k))
+    q, k = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
     w = (beta if beta.ndim == 4 else beta.unsqueeze(3)).to(dtype) * k
     if log_decay is not None:
         decay = (log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).to(dtype).exp().unsqueeze(4)
@@ -91,7 +91,7 @@ def _recurrence(scale, initial_state, q, k, v, log_decay, beta):
             state = decay[:, t] * state
         u = v[:, t].to(dtype) - (k[:, t].unsqueeze(2) @ state).squeeze(2)
         state = state + w[:, t].unsqueeze(3) * u.unsqueeze(2)
-        o.append((q[:, t].unsqueeze(2) @ state).squeeze(2))
+        o.append(((scale * q[:, t]).unsqueeze(2) @ state).squeeze(2))
     return torch.stack(o, dim=1).to(v.dtype), state
 
 

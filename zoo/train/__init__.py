@@ -1,27 +1,41 @@
 """Training: the LightningModule, optimizers and schedules, and what a run keeps.
 
-    LanguageModule                                        the module
-    MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimizer` and `lr_scheduler`
-    Checkpoints, RandomState, RunFolder, Sample, Progress callbacks of every fit; `default_callbacks` adds the missing
-    MetricsCSV                                            the default logger
-    check_run_folder, find_checkpoint, quiet              for the command line
+LanguageModule                                        the module
+MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimizer` and `lr_scheduler`
+Checkpoints, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit; `default_callbacks` adds them
+MetricsCSV                                            the default logger
+check_run_folder, find_checkpoint, quiet              for the command line
 """
 
+from zoo.train.callbacks import default_callbacks
+from zoo.train.checkpoints import Checkpoints, RandomState
+from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.module import LanguageModule
 from zoo.train.nonfinite import NonFiniteError
 from zoo.train.optim import MuonAdamW, build_optimizer, describe_groups, parameter_groups
+from zoo.train.progress import StepProgress
 from zoo.train.quiet import quiet
+from zoo.train.run_folder import RunFolder, check_run_folder
+from zoo.train.sample import Sample
 from zoo.train.schedule import WarmupCosine, WarmupStableDecay
 from zoo.train.weights import check_fits, find_checkpoint, read_weights
 
 __all__ = [
+    "Checkpoints",
     "LanguageModule",
+    "MetricsCSV",
     "MuonAdamW",
     "NonFiniteError",
+    "RandomState",
+    "RunFolder",
+    "Sample",
+    "StepProgress",
     "WarmupCosine",
     "WarmupStableDecay",
     "build_optimizer",
     "check_fits",
+    "check_run_folder",
+    "default_callbacks",
     "describe_groups",
     "find_checkpoint",
     "parameter_groups",

@@ -52,8 +52,8 @@ def find_class(spec: Any, kind: type, place: str) -> tuple[type, dict[str, Any]]
 
 
 def construct(spec: Any, kind: type, place: str, first: Any, **fill: Any) -> Any:
-    """An object of `kind` from `{class_path, init_args}`, its first argument given. `fill` gives values to parameters of
-    those names that are missing or None."""
+    """An object of `kind` from `{class_path, init_args}` and its first argument. `fill` has values for parameters that
+    are missing or None."""
     cls, arguments = find_class(spec, kind, place)
     parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
     for name, value in fill.items():

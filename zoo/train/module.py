@@ -140,7 +140,7 @@ class LanguageModule(lightning.LightningModule):
         norm = torch.nn.utils.get_total_norm(grads)
         norm = getattr(norm, "full_tensor", lambda: norm)()
         sums = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
-        total, n_targets, raw_norm = torch.stack((*sums, norm.float())).tolist()  # type: ignore[misc]
+        total, n_targets, raw_norm = torch.stack((*sums, norm.float())).tolist()
         scale = UNIT * self.trainer.accumulate_grad_batches * self._data_parallel_size() / max(1.0, n_targets)
         loss, grad_norm = total / max(1.0, n_targets), raw_norm * scale
         self._check_finite(loss, grad_norm)
@@ -175,6 +175,7 @@ class LanguageModule(lightning.LightningModule):
     def _measure(self, batch: Mapping[str, Any], metrics: nn.ModuleDict, stage: str) -> None:
         _, total, n_targets = self._loss(batch)
         for name, metric in metrics.items():
+            assert isinstance(metric, Loss)
             metric.update(total, batch["n_bytes"] if name == "bpb" else n_targets)
             self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name == "bpb", batch_size=1)
 
@@ -198,15 +199,22 @@ class LanguageModule(lightning.LightningModule):
             return optimizer
         cls, _ = find_class(self.scheduler_spec, LRScheduler, "lr_scheduler")
         if issubclass(cls, ReduceLROnPlateau):
-            raise RecipeError("lr_scheduler: ReduceLROnPlateau waits for a metric; only schedules of the step are known")
+            raise RecipeError(
+                "lr_scheduler: ReduceLROnPlateau waits for a metric; only schedules of the step are known"
+            )
         # not trainer.estimated_stepping_batches: it makes Lightning forget the loader's position on resume
         total_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else None
         scheduler = construct(self.scheduler_spec, LRScheduler, "lr_scheduler", optimizer, total_steps=total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        self._start_from_weights()
         say(describe_groups(self.trainer.optimizers[0]))
+        # as early as it is known whether the run resumes, so that weights that do not fit leave no run behind
+        if not self.trainer.strategy.restore_checkpoint_after_setup:
+            self._start_from_weights()
+
+    def on_train_start(self) -> None:
+        self._start_from_weights()
 
     def on_validation_start(self) -> None:
         self._start_from_weights()

@@ -17,9 +17,11 @@ class NonFiniteError(RuntimeError):
 
 @torch.no_grad()
 def explain(lm: Stack, batches: Sequence[Mapping[str, Any]]) -> str:
-    """Looks, in this order, for a weight, the output of a module and a gradient that is not finite, and names the first:
-    outputs in the order of the forward pass (repeated with every batch), inner modules before what contains them;
-    gradients in the order of the backward pass."""
+    """Names the first weight, else the first output of a module, else the first gradient that is not finite.
+
+    Outputs in the order of the forward pass, which is repeated with every batch, and inner modules before what contains
+    them; gradients in the order of the backward pass.
+    """
     for name, parameter in lm.named_parameters():
         if not _finite(parameter):
             return f"the weights '{name}' are not finite"

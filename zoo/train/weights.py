@@ -51,7 +51,7 @@ def read_weights(path: str | Path, module: nn.Module, place: str = PLACE) -> Non
 def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
     try:
         content: Any = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # noqa: BLE001  torch raises whatever the bytes happen to mean
+    except Exception as error:  # torch raises whatever the bytes happen to mean
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RecipeError(f"{place}: cannot read '{checkpoint}' as a checkpoint: {first}") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
@@ -66,8 +66,12 @@ def _read_sharded(folder: Path, module: nn.Module, place: str) -> None:
     own = module.state_dict()
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     prefix = "state_dict."
-    shapes = {name.removeprefix(prefix): entry for name, entry in stored.items() if name.startswith(prefix)}
-    check_fits(own, {name: torch.empty(entry.size, device="meta") for name, entry in shapes.items()}, f"{place}: {folder}")
+    given = {
+        name.removeprefix(prefix): torch.empty(entry.size, device="meta")
+        for name, entry in stored.items()
+        if name.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
+    }
+    check_fits(own, given, f"{place}: {folder}")
     dcp.load({"state_dict": own}, checkpoint_id=folder)
 
 
@@ -79,7 +83,8 @@ def check_fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], place: st
             raise RecipeError(f"{place}: the recipe has '{short}' {list(tensor.shape)}, which the checkpoint lacks")
         if given[name].shape != tensor.shape:
             raise RecipeError(
-                f"{place}: '{short}' is {list(given[name].shape)} in the checkpoint and {list(tensor.shape)} in the recipe"
+                f"{place}: '{short}' is {list(given[name].shape)} in the checkpoint, and {list(tensor.shape)} in the "
+                "recipe"
             )
     for name, tensor in given.items():
         if name not in own:

@@ -1,4 +1,4 @@
-"""How much the decay gates forget at first, over many draws: one name, several initialisations, none that forgets all."""
+"""How much the decay gates forget at first: one name, several initialisations, none that forgets all."""
 
 from __future__ import annotations
 

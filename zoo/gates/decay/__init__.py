@@ -43,8 +43,11 @@ class DecayGate(Gate):
 
     def forced(self, given: Decay, value: float | Tensor) -> Decay:
         """One number for all needs no channels: the log-decay becomes per head, so that 1 equals the empty slot
-        exactly."""
+        exactly. ValueError for what is no decay."""
         log_decay = given.log_decay
+        low, high = (float(end) for end in torch.as_tensor(value).aminmax())
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"force: a decay is in [0, 1], found {low if low < 0 else high}")
         if not isinstance(value, Tensor):
             head = log_decay if log_decay.ndim == 3 else log_decay[..., 0]
             return Decay(torch.full_like(head, math.log(value) if value > 0 else FORGET))

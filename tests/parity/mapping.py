@@ -1,0 +1,187 @@
+"""A transformers configuration as a stack of ours, and its tensors (weights, or their gradients) under our names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+Config = Mapping[str, Any]
+Tensors = dict[str, Tensor]
+
+FFN = ("gate_proj", "up_proj", "down_proj")
+
+
+def stack_of(config: Config) -> dict[str, Any]:
+    """What stands under `model.stack`. Each layer is a block of its own kind, in the order of the checkpoint."""
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    blocks = {kind: {"mixer": mixer_of(config, kind), "ffn": ffn_of(config)} for kind in dict.fromkeys(kinds)}
+    norm = {"eps": config["rms_norm_eps"], "zero_centered": config["model_type"] == "qwen3_next"}
+    return {
+        "vocab_size": config["vocab_size"],
+        "d_model": config["hidden_size"],
+        "n_layers": len(kinds),
+        "pattern": kinds,
+        "blocks": blocks,
+        "norm": norm,
+        "tie_embeddings": config["tie_word_embeddings"],
+    }
+
+
+def ffn_of(config: Config) -> dict[str, Any]:
+    return {"name": "swiglu", "options": {"width": config["intermediate_size"]}}
+
+
+def mixer_of(config: Config, kind: str) -> dict[str, Any]:
+    if kind == "linear_attention":
+        return kda_of(config) if config["model_type"] in ("kimi_linear", "bailing_hybrid") else gdn_of(config)
+    return mla_of(config) if "kv_lora_rank" in config else attention_of(config, kind)
+
+
+def gdn_of(config: Config) -> dict[str, Any]:
+    olmo = config["model_type"] == "olmo_hybrid"
+    options = {
+        "n_heads": config["linear_num_key_heads"],
+        "n_v_heads": config["linear_num_value_heads"],
+        "head_dim": config["linear_key_head_dim"],
+        "head_v_dim": config["linear_value_head_dim"],
+        "conv_size": config["linear_conv_kernel_dim"],
+        "norm": {"eps": 1e-5} if olmo else None,  # fla's default, whatever the configuration says
+    }
+    write = {"name": "sigmoid", "options": {"scale": 2 if olmo else 1}}
+    return {
+        "name": "gated_deltanet",
+        "options": options,
+        "gates": {"decay": "mamba2", "write": write, "output": "silu"},
+    }
+
+
+def kda_of(config: Config) -> dict[str, Any]:
+    bounded = config["model_type"] == "bailing_hybrid"
+    heads, width = config["linear_num_heads"], config["linear_head_dim"]
+    decay = {"name": "bounded", "options": {"g_min": config["kda_lower_bound"], "rank": "full"}} if bounded else "kda"
+    output = {"name": "sigmoid", "options": {"rank": "full" if bounded else "head_dim"}}
+    return {
+        "name": "kda",
+        "options": {"n_heads": heads, "head_dim": width, "conv_size": config["linear_conv_kernel_dim"]},
+        "gates": {"decay": decay, "write": "sigmoid", "output": output},
+    }
+
+
+def mla_of(config: Config) -> dict[str, Any]:
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
+    options = {size: config[size] for size in sizes}
+    options |= {"n_heads": config["num_attention_heads"], "norm": {"eps": 1e-6}}  # whatever the configuration says
+    if config["model_type"] != "kimi_linear":
+        theta = config["rope_parameters"]["rope_theta"]
+        options["rope"] = {"theta": theta, "interleaved": config.get("rope_interleave", True)}
+    headwise = {"name": "sigmoid", "options": {"granularity": "headwise"}}
+    gates = {"output": headwise} if config["model_type"] == "bailing_hybrid" else {}
+    return {"name": "mla", "options": options, "gates": gates}
+
+
+def attention_of(config: Config, kind: str) -> dict[str, Any]:
+    family = config["model_type"]
+    heads = config["num_attention_heads"]
+    rope = config["rope_parameters"]
+    theta, fraction = rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
+    options = {
+        "n_heads": heads,
+        "n_kv_heads": config["num_key_value_heads"],
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "qk_norm": {"qwen3": "head", "qwen3_next": "head", "olmo_hybrid": "full"}.get(family, "none"),
+        "rope": None if theta is None else {"theta": theta, "fraction": fraction},
+        "window": config["sliding_window"] if kind == "sliding_attention" else None,
+        "bias": family == "qwen2",
+    }
+    return {"name": "attention", "options": options, "gates": {"output": "sigmoid"} if family == "qwen3_next" else {}}
+
+
+def to_zoo(tensors: Mapping[str, Tensor], config: Config) -> Tensors:
+    """A whole model's tensors under our names."""
+    out = {"embed.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"]}
+    if "lm_head.weight" in tensors:
+        out["head.weight"] = tensors["lm_head.weight"]
+    layers: dict[str, Tensors] = {}
+    for name, tensor in tensors.items():
+        if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
+            layers.setdefault(found[1], {})[found[2]] = tensor
+    for layer, own in layers.items():
+        mixer = {name.partition(".")[2]: own[name] for name in own if name.startswith(("self_attn.", "linear_attn."))}
+        parts = {f"mixer.{name}": tensor for name, tensor in mixer_to_zoo(mixer, config).items()}
+        parts |= {f"ffn.{part}.weight": own[f"mlp.{part}.weight"] for part in FFN}
+        parts["mixer_residual.norm.weight"] = own["input_layernorm.weight"]
+        parts["ffn_residual.norm.weight"] = own["post_attention_layernorm.weight"]
+        out |= {f"layers.{layer}.{name}": tensor for name, tensor in parts.items()}
+    return out
+
+
+def mixer_to_zoo(tensors: Tensors, config: Config) -> Tensors:
+    """One mixer's tensors under our names."""
+    if "in_proj_qkvz.weight" in tensors:
+        tensors = unpack_qkvz(tensors, config)
+    if "conv1d.weight" in tensors:
+        return linear_to_zoo(tensors)
+    if "kv_b_proj.weight" in tensors:
+        return mla_to_zoo(tensors)
+    out = dict(tensors)
+    if config["model_type"] == "qwen3_next":
+        # of every head the query first and then its gate
+        heads = config["num_attention_heads"]
+        q, gate = out["q_proj.weight"].unflatten(0, (heads, 2, -1)).unbind(1)
+        out |= {"q_proj.weight": q.flatten(0, 1), "gates.output.g_proj.weight": gate.flatten(0, 1)}
+    return out
+
+
+def unpack_qkvz(tensors: Tensors, config: Config) -> Tensors:
+    """Qwen3-Next's fused projections, which go by key head: [q | k | its value heads | their z] and [b | a]."""
+    n_heads, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    group = config["linear_num_value_heads"] // n_heads
+    values = group * config["linear_value_head_dim"]
+    fused = tensors["in_proj_qkvz.weight"].unflatten(0, (n_heads, -1)).split((width, width, values, values), dim=1)
+    q, k, v, z = (part.flatten(0, 1) for part in fused)
+    b, a = (part.flatten(0, 1) for part in tensors["in_proj_ba.weight"].unflatten(0, (n_heads, 2, group)).unbind(1))
+    apart = {"q_proj": q, "k_proj": k, "v_proj": v, "g_proj": z, "b_proj": b, "a_proj": a}
+    kept = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
+    kept |= {name: name for name in ("conv1d.weight", "A_log", "dt_bias")}
+    out = {f"{name}.weight": tensor for name, tensor in apart.items()}
+    return out | {ours: tensors[theirs] for theirs, ours in kept.items()}
+
+
+def linear_to_zoo(tensors: Tensors) -> Tensors:
+    """GDN and KDA: one convolution over [q | k | v], the decay's parameters beside the mixer's or in a gate."""
+    tensors = {name.removeprefix("forget_gate."): tensor for name, tensor in tensors.items()}
+    rows = [len(tensors[f"{name}_proj.weight"]) for name in "qkv"]
+    convolutions = tensors["conv1d.weight"].squeeze(1).split(rows)
+    out = {f"{name}_conv1d.weight": tensor for name, tensor in zip("qkv", convolutions, strict=True)}
+    out |= {name: tensors[name] for name in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")}
+    out["o_norm.weight"] = tensors["o_norm.weight"]
+    out["gates.write.b_proj.weight"] = tensors["b_proj.weight"]
+    n_heads = tensors["A_log"].numel()
+    dt_bias = tensors["dt_bias"]
+    out["gates.decay.A_log"] = tensors["A_log"].reshape(n_heads)
+    out["gates.decay.dt_bias"] = dt_bias if len(dt_bias) == n_heads else dt_bias.unflatten(0, (n_heads, -1))
+    names = {
+        "a_proj": "decay.a_proj",
+        "f_proj": "decay.f_proj",
+        "f_a_proj": "decay.f_proj.a",
+        "f_b_proj": "decay.f_proj.b",
+        "g_proj": "output.g_proj",
+        "g_a_proj": "output.g_proj.a",
+        "g_b_proj": "output.g_proj.b",
+    }
+    found = {ours: tensors[f"{name}.weight"] for name, ours in names.items() if f"{name}.weight" in tensors}
+    return out | {f"gates.{ours}.weight": tensor for ours, tensor in found.items()}
+
+
+def mla_to_zoo(tensors: Tensors) -> Tensors:
+    names = {
+        "kv_a_proj_with_mqa": "kv_a_proj",
+        "kv_a_layernorm": "kv_a_norm",
+        "q_a_layernorm": "q_a_norm",
+        "g_proj": "gates.output.g_proj",
+    }
+    stems = {name: name.removesuffix(".weight") for name in tensors}
+    return {f"{names.get(stems[name], stems[name])}.weight": tensor for name, tensor in tensors.items()}

@@ -1,0 +1,219 @@
+"""What transformers' models say: run as a program, in a process of its own, because fla must be hidden from transformers
+before it is imported (where fla and Triton are installed without a GPU, its gated-delta-rule models die).
+
+`python oracle.py FILE` writes {case: {config, tokens, state, logits, gradients, noise}} as a torch file.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "pad_token_id": None, "bos_token_id": None}
+MLA = {"kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "num_attention_heads": 4}
+
+# Sizes differ wherever they may, so that no two swapped axes fit together.
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "mlp_only_layers": [0, 1, 2, 3],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 10,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.25},
+    },
+    "kimi_linear": {
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense"] * 4,
+        "linear_num_heads": 3,
+        "linear_head_dim": 8,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        **MLA,
+    },
+    "bailing_hybrid": {
+        "model_type": "bailing_hybrid",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense"] * 3,
+        "head_dim": 8,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 14,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e3,
+        "num_mtp_layers": 0,
+        **MLA,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 2,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 14,
+        "rms_norm_eps": 1e-5,
+        "num_mtp_layers": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+        **MLA,
+    },
+    "deepseek_v3_halves": {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 2,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "rope_interleave": False,
+        "num_mtp_layers": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+        **MLA,
+    },
+    "olmo_hybrid": {
+        "model_type": "olmo_hybrid",
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 4,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+    },
+}
+BATCH, LENGTH = 2, 70
+
+
+def main(file: str) -> None:
+    sys.modules["fla"] = None  # type: ignore[assignment]
+    import torch
+
+    torch.set_num_threads(1)
+    torch.save({name: answer(name, dict(case)) for name, case in CASES.items()}, file)
+
+
+def answer(name: str, case: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(case.pop("model_type"), eos_token_id=None, **SHAPE, **case)
+    config._attn_implementation = "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    redraw(model)
+    tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
+    state = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    first = {"config": config.to_dict(), "tokens": tokens, "state": state}
+    if name == "olmo_hybrid":
+        return {**first, **layer_answers(model)}
+    return {**first, **model_answers(model, tokens)}
+
+
+def redraw(model: Any) -> None:
+    """Every parameter anew: transformers' own start (std 0.02, norms 1, decays that forget at once) hides faults.
+
+    Decays remember for a few to a few hundred tokens. Latents are small, so that the epsilon of their norm counts.
+    """
+    import torch
+
+    bounded = hasattr(model.config, "kda_lower_bound")
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("A_log"):
+                parameter.uniform_(*((0.0, 0.7) if bounded else (-2.5, 0.5)))
+            elif key.endswith("dt_bias"):
+                parameter.normal_(mean=-3.0 if bounded else -1.5, std=0.7)
+            elif parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+            if ".q_a_proj" in key or ".kv_a_proj" in key:
+                parameter[: model.config.kv_lora_rank] *= 3e-3
+
+
+def model_answers(model: Any, tokens: Any) -> dict[str, Any]:
+    """Logits, gradients of the mean loss of the next token, and how much both move when the embeddings do by 1e-7: the
+    rounding that no second implementation can do without. `moved`: by how much token 0 moves the last logits."""
+    import torch
+    import torch.nn.functional as F
+
+    def run(tokens: Any) -> tuple[Any, dict[str, Any]]:
+        logits = model(input_ids=tokens, use_cache=False).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        parameters = dict(model.named_parameters())
+        return logits.detach(), dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
+
+    logits, gradients = run(tokens)
+    other = torch.cat(((tokens[:, :1] + 1) % model.config.vocab_size, tokens[:, 1:]), dim=1)
+    with torch.no_grad():
+        moved = (model(input_ids=other, use_cache=False).logits - logits)[:, -1].abs().max()
+        embeddings = model.get_input_embeddings().weight
+        embeddings.mul_(1 + 1e-7 * torch.randn_like(embeddings))
+    shaken, shaken_gradients = run(tokens)
+    noise = (shaken - logits).abs().max()
+    return {
+        "logits": logits,
+        "gradients": gradients,
+        "moved": moved,
+        "noise": noise,
+        "gradient_noise": {key: (shaken_gradients[key] - gradients[key]).abs().max() for key in gradients},
+    }
+
+
+def layer_answers(model: Any) -> dict[str, Any]:
+    """The mixers alone, where the residual around them is none of ours yet: their input, output and the gradients of a
+    weighted sum of the output."""
+    import torch
+
+    x, w = torch.randn(2, BATCH, LENGTH, SHAPE["hidden_size"]).unbind(0)
+    linear, full = model.model.layers[0].linear_attn, model.model.layers[1].self_attn
+    runs = {
+        "linear_attn": (linear, lambda x: linear(hidden_states=x)),
+        "self_attn": (full, lambda x: full(hidden_states=x, position_embeddings=None, attention_mask=None)[0]),
+    }
+    answers: dict[str, Any] = {"x": x, "w": w}
+    for name, (module, run) in runs.items():
+        x = x.clone().requires_grad_()
+        y = run(x)
+        parameters = {"x": x, **dict(module.named_parameters())}
+        gradients = torch.autograd.grad((y * w).sum(), parameters.values())
+        answers[name] = {"y": y.detach(), "gradients": dict(zip(parameters, gradients, strict=True))}
+    return answers
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,163 @@
+"""A run that was stopped and resumed has, bit for bit, the weights of one that was not."""
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from tests.train import toy
+from tests.train.test_module import rows
+from zoo.registry import RecipeError
+from zoo.train import Checkpoints, LanguageModule, RandomState, RunFolder, default_callbacks
+
+STEPS = 12
+
+
+class Noise(Callback):
+    """Training that draws random numbers, as dropout does, and validation that draws them as well."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: LanguageModule, batch: Any, batch_idx: int) -> None:
+        size = 1e-3 * (1 + random.random() + np.random.rand())
+        with torch.no_grad():
+            pl_module.stack.embed.weight.add_(size * torch.randn_like(pl_module.stack.embed.weight))
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        torch.rand(3), random.random()
+
+
+def fit(folder: Path, *more: Callback, **arguments: Any) -> LanguageModule:
+    random.seed(0)
+    np.random.seed(0)
+    callbacks = default_callbacks([Noise(), *more, Checkpoints(every_n_steps=1, keep=99)])
+    trained: LanguageModule = toy.fit(folder, callbacks=callbacks, **{"max_steps": STEPS, **arguments})
+    return trained
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", [toy.MUON, None], ids=["muon", "adamw"])
+def test_from_every_step(tmp_path: Path, accumulate: int, optimizer: Any) -> None:
+    """Seven batches an epoch, validation every two: steps inside an epoch, at its end, before and after validation."""
+    own = {"accumulate_grad_batches": accumulate, "optimizer": optimizer}
+    whole = fit(tmp_path / "whole", **own)
+    for step in (1, 2, 3, 4, 7, 8, 11):
+        path = tmp_path / "whole" / "checkpoints" / f"step={step}.ckpt"
+        toy.assert_same(fit(tmp_path / f"from{step}", ckpt_path=path, **own), whole)
+
+
+def test_how_often_validation_runs_changes_nothing(tmp_path: Path) -> None:
+    often = fit(tmp_path / "often", val_check_interval=1)
+    toy.assert_same(fit(tmp_path / "never", limit_val_batches=0), often)
+
+
+@pytest.mark.parametrize("steps", [5, 7])
+def test_a_run_is_extended(tmp_path: Path, steps: int) -> None:
+    """A run of 5 or 7 steps taken on to 12 is a run of 12, also where it had stopped inside an epoch."""
+    fit(tmp_path, max_steps=steps, lr_scheduler=None)
+    extended = fit(tmp_path, ckpt_path=tmp_path / "checkpoints" / "last.ckpt", lr_scheduler=None)
+    toy.assert_same(fit(tmp_path / "whole", lr_scheduler=None), extended)
+
+
+class Interrupt(Callback):
+    """Ctrl-C in the middle of training step or validation number `step`."""
+
+    def __init__(self, step: int, stage: str, times: int = 1):
+        self.step, self.stage, self.times = step, stage, times
+
+    def _send(self, trainer: Any, stage: str) -> None:
+        if (trainer.global_step, stage) == (self.step, self.stage):
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        self._send(trainer, "train")
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._send(trainer, "validate")
+
+
+@pytest.fixture
+def signals() -> Any:
+    """Lightning leaves SIGINT ignored behind an interrupted run."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(("step", "stage"), [(4, "train"), (6, "train"), (7, "train"), (4, "validate")])
+def test_ctrl_c_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture, step: int, stage: str) -> None:
+    callbacks = default_callbacks([Interrupt(step, stage), Checkpoints(every_n_steps=100)])
+    with pytest.raises(SystemExit) as caught:
+        toy.fit(tmp_path / "run", max_steps=STEPS, callbacks=callbacks)
+    assert caught.value.code == 1
+    done = step + (stage == "train")
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == done
+    line = f"interrupted at step {done}: the run goes on from {last.with_name(f'step={done}.ckpt')} with --ckpt_path last"
+    assert line in capsys.readouterr().out
+    assert [int(row["step"]) for row in rows(tmp_path / "run")] == list(range(done))
+    resumed = toy.fit(tmp_path / "run", max_steps=STEPS, ckpt_path=last)
+    toy.assert_same(resumed, toy.fit(tmp_path / "whole", max_steps=STEPS))
+    for one, two in zip(rows(tmp_path / "run"), rows(tmp_path / "whole"), strict=True):
+        assert all(one[name] == two[name] for name in ("step", "train/loss", "grad_norm", "lr"))
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    callbacks = default_callbacks([Interrupt(4, "train", times=2), Checkpoints(every_n_steps=3)])
+    with pytest.raises(SystemExit):
+        toy.fit(tmp_path, max_steps=STEPS, callbacks=callbacks)
+    assert f"goes on from {tmp_path / 'checkpoints' / 'step=3.ckpt'}" in capsys.readouterr().out
+
+
+def test_the_handlers_are_put_back(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    toy.fit(tmp_path)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
+    toy.fit(tmp_path, max_steps=11, callbacks=[RunFolder(), Checkpoints(every_n_steps=2, keep=3)])
+    folder = tmp_path / "checkpoints"
+    assert {path.name for path in folder.iterdir()} == {"step=8.ckpt", "step=10.ckpt", "step=11.ckpt", "last.ckpt"}
+    assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 11
+
+
+def test_after_going_back_the_abandoned_checkpoints_go_first(tmp_path: Path) -> None:
+    callbacks = [RunFolder(), Checkpoints(every_n_steps=2, keep=3)]
+    toy.fit(tmp_path, max_steps=8, callbacks=callbacks)
+    folder = tmp_path / "checkpoints"
+    toy.fit(tmp_path, max_steps=6, ckpt_path=folder / "step=4.ckpt", callbacks=callbacks)
+    assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 6
+    assert "step=6.ckpt" in {path.name for path in folder.iterdir()}
+
+
+def test_the_random_state_is_plain_data(tmp_path: Path) -> None:
+    torch.save(RandomState().state_dict(), tmp_path / "state")
+    loaded = torch.load(tmp_path / "state", weights_only=True)
+    want = [torch.rand(2), torch.tensor(np.random.rand()), torch.tensor(random.random())]
+    callback = RandomState()
+    callback.load_state_dict(loaded)
+
+    class One:
+        world_size, global_rank = 1, 0
+
+    callback.on_train_batch_start(One(), None, None, 0)  # type: ignore[arg-type]
+    got = [torch.rand(2), torch.tensor(np.random.rand()), torch.tensor(random.random())]
+    assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["every_n_steps", "keep"])
+def test_numbers_below_one_are_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"Checkpoints.{name}: 0 is below 1"):
+        Checkpoints(**{name: 0})

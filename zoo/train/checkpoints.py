@@ -1,0 +1,197 @@
+"""Checkpoints: every so many steps, at the end, and on Ctrl-C; and the random state, so that resuming is exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, Checkpoint
+
+from zoo.registry import RecipeError
+from zoo.train.nonfinite import NonFiniteError
+from zoo.train.say import say
+
+FOLDER = "checkpoints"
+LAST = "last.ckpt"
+
+
+class Checkpoints(Checkpoint):
+    """`checkpoints/step=N.ckpt`, after N optimizer steps, in the trainer's default_root_dir; `last.ckpt` is the newest.
+
+    Written every `every_n_steps`, after the last step, and when Ctrl-C (or SIGTERM) asks the run to stop: it does so
+    after the step at hand, or at a second Ctrl-C at once. Only the `keep` newest are kept.
+    """
+
+    def __init__(self, every_n_steps: int = 1000, keep: int = 2):
+        for name, value in (("every_n_steps", every_n_steps), ("keep", keep)):
+            if value < 1:
+                raise RecipeError(f"Checkpoints.{name}: {value} is below 1")
+        self.every_n_steps = every_n_steps
+        self.keep = keep
+        self.newest: Path | None = None
+        self._step = 0
+        self._stop = threading.Event()
+        self._stopping = False
+        self._handlers: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+        self.newest = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+        self._stop.clear()
+        self._stopping = False
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._ask_to_stop)
+
+    def _ask_to_stop(self, number: int, frame: Any) -> None:
+        self._stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # a signal may come while Python's own streams are being written to
+        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Before validation, and not in on_train_end: by then the loops believe that the epoch is over, and a resumed
+        # run with more steps would leave out the rest of it.
+        if trainer.global_step == self._step:
+            return  # accumulating: the gradients so far are in no checkpoint
+        self._step = trainer.global_step
+        self._stopping = self._asked_to_stop(trainer)
+        last = self._step == trainer.max_steps or trainer.should_stop
+        if self._stopping or last or self._step % self.every_n_steps == 0:
+            self._save(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # not right behind the checkpoint: by now the last step is in the logs as well
+        if self._stopping:
+            raise KeyboardInterrupt
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._stopping:
+            raise KeyboardInterrupt
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        if trainer.state.fn == "fit" and self._handlers and self._asked_to_stop(trainer):
+            self._save(trainer)
+            raise KeyboardInterrupt
+
+    def _asked_to_stop(self, trainer: Trainer) -> bool:
+        asked = self._stop.is_set()
+        return asked if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(asked, all=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._step > 0 and (self.newest is None or _step_of(self.newest) != self._step):
+            self._save(trainer)
+        self._restore_handlers()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore_handlers()
+        if isinstance(exception, KeyboardInterrupt):
+            if self.newest is None:
+                say(f"interrupted at step {self._step}, before the first checkpoint: nothing is kept")
+            else:
+                say(f"interrupted at step {self._step}: the run goes on from {self.newest} with --ckpt_path last")
+        elif isinstance(exception, NonFiniteError) and self.newest is not None:
+            say(f"the last good checkpoint is {self.newest}")
+
+    def _save(self, trainer: Trainer) -> None:
+        folder = Path(trainer.default_root_dir) / FOLDER
+        path = folder / f"step={self._step}.ckpt"
+        trainer.save_checkpoint(path)
+        self.newest = path
+        if trainer.is_global_zero:
+            _point_to(folder / LAST, path)
+            # by age and not by number: after resuming from an early one, what a former try left is the older
+            files = sorted(folder.glob("step=*.ckpt"), key=lambda file: (file == path, file.stat().st_mtime))
+            for file in files[: -self.keep]:
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
+def _step_of(path: Path) -> int | None:
+    number = path.stem.removeprefix("step=")
+    return int(number) if number.isdecimal() else None
+
+
+def _point_to(link: Path, target: Path) -> None:
+    """Makes `link` another name of `target`, in one move: whoever reads it finds the old or the new one, whole."""
+    new = link.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    if target.is_dir():
+        new.symlink_to(target.name, target_is_directory=True)
+    else:
+        try:
+            os.link(target, new)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(target, new)
+    os.replace(new, link)
+
+
+class RandomState(Callback):
+    """Keeps the random state of every process in the checkpoint, and the traces of validation out of it: a resumed run
+    draws what the uninterrupted one would have drawn, however often either looks at held-out data."""
+
+    def __init__(self) -> None:
+        self._loaded: list[dict[str, Any]] | None = None
+        self._before: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        own = random_state()
+        if not torch.distributed.is_initialized():
+            return {"processes": [own]}
+        states: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(states, own)
+        return {"processes": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict["processes"]
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # with another number of processes the run is another one, and no state fits it
+        if self._loaded is not None and len(self._loaded) == trainer.world_size:
+            set_random_state(self._loaded[trainer.global_rank])
+        self._loaded = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = random_state()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._before is not None:
+            set_random_state(self._before)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of the generators of Python, NumPy and torch, as data that a weights-only checkpoint can hold."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).tolist(), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """The inverse of `random_state`."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, numbers, *rest = state["numpy"]
+    np.random.set_state((name, np.array(numbers, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"].cpu())
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])
