@@ -129,7 +129,9 @@ def test_values_that_fit(kind: Any, value: Any, wanted: Any) -> None:
         (Size, 0, "here: expected at least 1, found 0"),
         (Size | None, -4, "here: expected at least 1, found -4"),
         (Size, "2", "here: expected an integer, found '2'"),
-        (Annotated[float, AtLeast(0)], float("nan"), "here: expected at least 0, found nan"),
+        (Annotated[float, AtLeast(0)], -0.1, "here: expected at least 0, found -0.1"),
+        (float, float("nan"), "here: expected a finite number, found nan"),
+        (float | None, float("-inf"), "here: expected a finite number, found -inf"),
         (Outer, {}, "here.size: missing"),
         (Outer, [], "here: expected a mapping, found a list"),
         (

@@ -379,3 +379,32 @@ def test_load_takes_a_read_recipe_and_changes_it_no_more(tmp_path: Path) -> None
 def test_every_shipped_recipe_is_right(name: str) -> None:
     config = load(name)
     assert len(config.layers) == config.n_layers
+
+
+def places(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every key."""
+    for key in node if isinstance(node, dict) else ():
+        yield (*above, key)
+        yield from places(node[key], (*above, key))
+
+
+@pytest.mark.parametrize(
+    "value", [None, "x", "", -1, 0, True, float("inf"), [], [1], {"a": 1}, "(renamed)", "(removed)"]
+)
+def test_no_wrong_value_anywhere_is_a_traceback(value: object) -> None:
+    """Each key of a stack in turn gets the value: the model is built, or one line says what is wrong."""
+    messages = []
+    for *above, key in places(stack()):
+        broken = stack()
+        node = broken
+        for step in above:
+            node = node[step]
+        old = node.pop(key)
+        if value != "(removed)":
+            node[f"{key}x" if value == "(renamed)" else key] = old if value == "(renamed)" else value
+        try:
+            zoo.load(broken, device="meta")
+        except zoo.RecipeError as error:
+            messages.append(str(error))
+    assert len(messages) >= 15
+    assert not any("\n" in message for message in messages)

@@ -34,7 +34,8 @@ def account(
 
         params           total, active (without the experts that a token passes by), active_one_embedding, embedding
                          (input and output matrix), gates (by kind, by slot)
-        layers           for each: layer, block, mixer, ffn, gates, params, flops_per_token, state_bytes, backends
+        layers           for each: layer, block, mixer, ffn, gates, params, flops_per_token, state_bytes, backend (of
+                         each op, in a training step), refused (for each op the backends before it, and why)
         flops_per_token  of all layers and the head
         state_bytes      of all layers, for one sequence
     """
@@ -47,7 +48,7 @@ def account(
             rows[name] = {
                 **_describe(name, model.config.blocks[name]),
                 **_costs(block, length),
-                "backends": _backends(block, model.config.d_model, length, device, dtype),
+                **_backends(block, model.config.d_model, length, device, dtype),
             }
     table = [{"layer": layer, **copy.deepcopy(rows[name])} for layer, name in enumerate(model.config.layers)]
     return {
@@ -108,10 +109,12 @@ def _count(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _backends(block: Block, d_model: int, length: int, device: str, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """op -> the backend that it takes in a training step of this block, and why not those before it in its table."""
+def _backends(block: Block, d_model: int, length: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
     probe = copy.deepcopy(block).to(device="meta", dtype=dtype)
     length = min(length, _PROBE_LENGTH)
     with torch.device("meta"), on_device(device), ops.trace() as choices:
         probe(torch.empty(1, length, d_model, dtype=dtype), dense(1, length, torch.device("meta")))
-    return {choice.op: {"backend": choice.backend, "refused": choice.refused} for choice in choices}
+    return {
+        "backend": {choice.op: choice.backend for choice in choices},
+        "refused": {choice.op: choice.refused for choice in choices if choice.refused},
+    }

@@ -60,7 +60,7 @@ class StackConfig:
 def decode_stack(data: Any, place: str = "model.stack") -> StackConfig:
     """Plain data -> StackConfig, with every name looked up in its registry. Imports no part."""
     config: StackConfig = decode(StackConfig, data, place)
-    if not config.norm.eps >= 0:
+    if config.norm.eps < 0:
         raise RecipeError(f"{place}.norm.eps: expected at least 0, found {config.norm.eps}")
     for ordered in ("first", "pattern", "last"):
         for index, name in enumerate(getattr(config, ordered)):

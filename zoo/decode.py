@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,9 @@ def decode(kind: Any, value: Any, place: str) -> Any:
         raise RecipeError(f"{place}: unknown value {value!r}{did_you_mean(str(value), map(str, args))}")
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, place)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) in (int, float):
+        if not math.isfinite(value):
+            raise RecipeError(f"{place}: expected a finite number, found {value}")
         return float(value)
     if (origin or kind) in (list, tuple, Sequence):
         return _decode_list(origin or kind, args, value, place)
@@ -99,7 +102,7 @@ def decode(kind: Any, value: Any, place: str) -> Any:
 
 def _check_bounds(bounds: Sequence[Any], value: Any, place: str) -> Any:
     for bound in bounds:
-        if isinstance(bound, AtLeast) and not value >= bound.minimum:
+        if isinstance(bound, AtLeast) and value < bound.minimum:
             raise RecipeError(f"{place}: expected at least {bound.minimum:g}, found {value!r}")
     return value
 

@@ -17,7 +17,7 @@ from typing import Any
 from zoo.config import StackConfig, check_parts, decode_stack
 from zoo.decode import describe
 from zoo.overrides import apply_assignments, assigned_place, merge
-from zoo.registry import RecipeError, did_you_mean
+from zoo.registry import RecipeError, did_you_mean, recipe_folder, recipe_names
 from zoo.user_code import import_user_file, resolve_import
 from zoo.yaml_file import YamlFile, parse_yaml
 
@@ -25,18 +25,6 @@ _SECTIONS = ("base", "imports", "model", "data", "trainer", "optimizer", "lr_sch
 _METHOD_ARGUMENTS = ("ckpt_path", "weights_only", "verbose", "return_predictions")
 KEYS = (*_SECTIONS, *_METHOD_ARGUMENTS)
 """What a recipe may have at its top. All but `base` and `imports` is LightningCLI's, which checks what stands below."""
-
-
-def recipe_folder() -> Path:
-    """Where the shipped recipes lie: inside an installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "recipes"
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """The shipped recipes as family/size."""
-    folder = recipe_folder()
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.yaml"))
 
 
 def find_recipe(ref: str, beside: Path | None = None) -> Path:

@@ -1,4 +1,5 @@
-"""Names for the parts that recipes are made of. Standard library only: `zoo list` must not wait for torch.
+"""Names: of the parts that recipes are made of, and of the shipped recipes. Standard library only, for `zoo list` must
+not wait for torch.
 
 A registry maps a key to a class. The key of a shipped part is its file's name (`zoo/gates/decay/kda.py` is the decay
 gate `kda`), so keys are known without importing anything; the file is imported when its class is first asked for, and
@@ -156,12 +157,22 @@ REGISTRIES: dict[str, Registry] = {
 }
 
 
+def recipe_folder() -> Path:
+    """Where the shipped recipes lie: inside an installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes as family/size."""
+    folder = recipe_folder()
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.yaml"))
+
+
 def list_names(kind: str = "recipes") -> list[str]:
     """Names that a recipe may use, sorted: `recipes` (family/size), `gates` (kind/key), `mixers`, `ffns`, `residuals`,
     or one gate kind (`decay`, ...). Raises RecipeError for another word."""
     if kind == "recipes":
-        from zoo.recipe import recipe_names
-
         return recipe_names()
     if kind == "gates":
         return sorted(f"{gate}/{key}" for gate, registry in GATES.items() for key in registry.names())

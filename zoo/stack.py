@@ -95,8 +95,8 @@ class Stack(nn.Module):
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=self.config.init_std)
-                if getattr(module, "bias", None) is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         for module in reversed(list(self.modules())):
             own = getattr(module, "reset_parameters", None)
             if own is not None and module is not self and not isinstance(module, (nn.Linear, nn.Embedding)):

@@ -128,6 +128,19 @@ def test_casting_keeps_the_numbers_of_a_decay(name: str) -> None:
     assert all(value.dtype == torch.float64 for value in gate.double().state_dict().values())
 
 
+@every_variant
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_checkpoint_in_bfloat16_does_not_lower_a_decay(name: str, assign: bool) -> None:
+    gate = make(name)
+    saved = {key: value.to(torch.bfloat16) for key, value in gate.state_dict().items()}
+    gate.load_state_dict(saved, assign=assign)
+    assert all(value.dtype == torch.bfloat16 for value in saved.values()), "the caller's are left alone"
+    for key, value in gate.named_parameters(recurse=False):
+        assert torch.equal(value, saved[key].float())
+        assert value.dtype == torch.float32 or gate.kind != "decay"
+    assert all(parameter.requires_grad for parameter in gate.parameters())
+
+
 @every_gate
 def test_default_dtype_bfloat16(name: str) -> None:
     torch.set_default_dtype(torch.bfloat16)

@@ -124,6 +124,13 @@ def test_what_is_no_decay_is_refused(value: float | Tensor) -> None:
         lm(draw(1, 3))
 
 
+def test_values_of_another_shape_are_refused() -> None:
+    lm = stack("kda-full")
+    for slot in slots("kda"):
+        with zoo.force(lm, all_in(slot), torch.ones(3)), pytest.raises(ValueError, match="force: values of shape"):
+            lm(draw(1, 5))
+
+
 def test_forcing_ends_with_its_block_even_on_an_error() -> None:
     lm, tokens = stack("gated_deltanet-full"), draw(1, 5)
     before = lm(tokens)

@@ -186,11 +186,13 @@ def test_padding_holds_with_a_cache(name: str) -> None:
 
 @extreme_stacks
 @torch.no_grad()
-def test_packed_prefill_then_decoding(name: str) -> None:
-    lm, rows = stack(name), [draw(n) for n in (9, 1, 30)]
+def test_packed_prefill_in_two_chunks_then_decoding(name: str) -> None:
+    lm, rows = stack(name), [draw(n) for n in (9, 2, 30)]
     cache = lm.init_cache(3)
-    bounds = torch.tensor([0, *accumulate(len(row) for row in rows)], dtype=torch.int32)
-    lm(torch.cat(rows)[None], cu_seqlens=bounds, cache=cache)
+    for cuts in ((slice(0, 4), slice(0, 1), slice(0, 7)), (slice(4, None), slice(1, None), slice(7, None))):
+        pieces = [row[cut] for row, cut in zip(rows, cuts, strict=True)]
+        bounds = torch.tensor([0, *accumulate(map(len, pieces))], dtype=torch.int32)
+        lm(torch.cat(pieces)[None], cu_seqlens=bounds, cache=cache)
     new = draw(3, 2)
     got = torch.cat([lm(new[:, :1], cache=cache), lm(new[:, 1:], cache=cache)], dim=1)
     for row, tokens in enumerate(rows):

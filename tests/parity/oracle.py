@@ -1,5 +1,5 @@
-"""What transformers' models say: run as a program, in a process of its own, because fla must be hidden from transformers
-before it is imported (where fla and Triton are installed without a GPU, its gated-delta-rule models die).
+"""What transformers' models say. A program, since fla must be hidden before transformers is imported: where fla and
+Triton are installed and no GPU is there, the gated-delta-rule models die.
 
 `python oracle.py FILE` writes {case: {config, tokens, state, logits, gradients, noise}} as a torch file.
 """

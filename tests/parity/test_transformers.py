@@ -1,7 +1,7 @@
 """Tiny models of transformers with redrawn weights: logits, gradients of every parameter, and decoding are the same.
 
 Tolerance is a yardstick, since rounding noise varies a hundredfold between models: 20 times what 1e-7 of noise on the
-embeddings does to transformers' own answer. Every case holds a control: token 0 moves the last logits by 100 times that.
+embeddings does to transformers' own answer. As a control token 0 moves the last logits by 100 times that.
 """
 
 from __future__ import annotations

@@ -94,7 +94,10 @@ def test_the_table_says_what_decays() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"class_path": "torch.optim.AdmW"}, "optimizer.class_path: no Optimizer 'torch.optim.AdmW'. Did you mean 'Adam"),
+        (
+            {"class_path": "torch.optim.AdmW"},
+            "optimizer.class_path: no Optimizer 'torch.optim.AdmW'. Did you mean 'Adam",
+        ),
         ({"class_path": "torch.optimm.AdamW"}, "optimizer.class_path: cannot import 'torch.optimm'"),
         ({"class_path": "MuonAdam"}, "Did you mean 'MuonAdamW'"),
         ({"class_path": "torch.optim.AdamW", "init_args": {"lrr": 1.0}}, "AdamW has no 'lrr'. Did you mean 'lr'"),

@@ -38,7 +38,7 @@ COSINE = {"class_path": "zoo.train.WarmupCosine", "init_args": {"warmup_steps": 
 
 
 class Loader:
-    """`n` batches in an order of its own each epoch, whose position can be saved; the toy of `zoo.data`'s loader."""
+    """Batches in a new order each epoch (in order, without a seed), whose position can be saved."""
 
     def __init__(self, batches: list[dict[str, Any]], seed: int | None = None):
         self.batches = batches
@@ -55,8 +55,7 @@ class Loader:
         if self.seed is not None:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(len(self), generator=generator).tolist()
-        start = self.position if self.seed is not None else 0
-        for index in order[start:]:
+        for index in order[self.position :]:
             self.position += 1
             yield self.batches[index]
 
@@ -67,8 +66,23 @@ class Loader:
         self.epoch, self.position = state["epoch"], state["position"]
 
 
+class InOrder:
+    """The same batches each time. (Lightning takes a list for one of loaders.)"""
+
+    def __init__(self, batches: list[dict[str, Any]]):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.batches)
+
+
 class Letters:
     """A tokenizer of 32 letters."""
+
+    vocab_size = VOCAB
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) % VOCAB for letter in text]
@@ -92,14 +106,10 @@ class ToyData(lightning.LightningDataModule):
     def train_dataloader(self) -> Loader:
         return Loader(self.train, seed=5)
 
-    def val_dataloader(self) -> Loader | list[Any]:
-        return Loader(self.val) if self.val else []
+    def val_dataloader(self) -> InOrder | list[Any]:
+        return InOrder(self.val) if self.val else []
 
-    def test_dataloader(self) -> Loader | list[Any]:
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> Loader | list[Any]:
-        return self.val_dataloader()
+    test_dataloader = predict_dataloader = val_dataloader
 
     def describe(self) -> dict[str, Any]:
         return {"source": "toy", "digest": "0"}
@@ -143,7 +153,9 @@ def trainer(folder: Path, max_steps: int = 6, callbacks: Any = None, **arguments
     )
 
 
-def fit(folder: Path, ckpt_path: str | Path | None = None, max_steps: int = 6, data: Any = None, **arguments: Any) -> Any:
+def fit(
+    folder: Path, ckpt_path: str | Path | None = None, max_steps: int = 6, data: Any = None, **arguments: Any
+) -> Any:
     """One run from seed 0; the module after it."""
     torch.manual_seed(0)
     own = {name: arguments.pop(name) for name in ("optimizer", "lr_scheduler", "weights", "stack") if name in arguments}

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the run failed; 2 wrong usage or a wrong recipe, told in o
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -23,8 +24,8 @@ COMMANDS = {
     "show": "what a recipe builds: layers, parameters, operations, states, backends",
     "generate": "let a checkpoint write",
 }
-# the commands that LightningCLI runs share one module
-_MODULES = {command: "run" for command in ("fit", "validate", "test", "predict")}
+# a module named `list` would hide the builtin from its package
+_MODULES = {**dict.fromkeys(("fit", "validate", "test", "predict"), "run"), "list": "listing"}
 
 HELP = f"""usage: zoo COMMAND ...
 
@@ -53,14 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug = True
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # a console script lacks it, and `class_path: my_module.MyData` needs it
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # formulas and models' texts go to any terminal
     try:
         return _dispatch(args)
     except RecipeError as error:
         return _complain(error, 2, debug)
     except RunFailed as error:
         return _complain(error, 1, debug)
-    except KeyboardInterrupt:
-        print("zoo: interrupted", file=sys.stderr)
+    except SystemExit as done:  # a parser that has printed its help
+        return int(done.code or 0)
+    except KeyboardInterrupt as stop:
+        print(f"zoo: {stop if stop.args else 'interrupted'}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # the reader (`| head`) has seen enough; what is still buffered must not fail at exit

@@ -18,7 +18,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from zoo.cli._parser import RunFailed
 from zoo.cli._request import Request
 from zoo.cli._resume import compare_with_checkpoint
-from zoo.cli._sections import CLASSES, check_overrides, check_sections, complete_sections, method_arguments
+from zoo.cli._sections import (
+    CLASSES,
+    check_overrides,
+    check_sections,
+    complete_sections,
+    method_arguments,
+    place_loggers,
+)
 from zoo.data import TextData
 from zoo.recipe import KEYS, Recipe
 from zoo.registry import RecipeError
@@ -28,11 +35,6 @@ from zoo.yaml_file import parse_yaml
 
 PREDICTIONS = "predictions.pt"
 _TYPES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "NoneType": "null"}
-_FAULTS = (
-    (r"Option '([^']+)' is not accepted", "has no option"),
-    (r"arguments are required: ([\w, ]+)", "is missing"),
-    (r"^ *- Expected a dot import path string: (\w+)\n *- Not a valid subclass", "unknown class"),
-)
 
 
 class Parser(LightningArgumentParser):
@@ -44,18 +46,23 @@ class Parser(LightningArgumentParser):
 
 def one_line(message: str) -> str:
     """jsonargparse's account of a value that does not fit, which may be a page, as `place: expected ..., found ...`."""
-    place = ".".join(place for place in re.findall(r'Parser key "([^"]+)"', message) if place != "config")
+    message = message.removeprefix('Parser key "config": ')
+    place = ".".join(re.findall(r'Parser key "([^"]+)"', message))
+    inner = re.search(r"^ *- (\w[\w.]*: expected .*, found .*)$", message, re.MULTILINE)  # told by a parser below
+    if place and inner:
+        return f"{place}.{inner[1]}"
     innermost = message.rpartition("Parser key")[2]
-    value = re.search(r"(?:Got value|Given value): (.*?)>*$", innermost, re.MULTILINE)
-    for pattern, fault in _FAULTS:
-        found = re.search(pattern, innermost, re.MULTILINE)
-        if place and found:
-            return f"{place}: {fault} '{found[1]}'"
+    value = re.search(r"(?:Got value|Given value): (.*)$", innermost, re.MULTILINE)
+    missing = re.search(r"arguments are required: ([\w, ]+)", innermost)
+    if place and missing:
+        return f"{place}: missing: {missing[1]}"
     if not (place and value):
-        return " ".join(message.replace("<<", "").replace(">>", "").split())
+        return " ".join(message.split())
     subtypes = re.search(r"Subtypes: \[(.*)\]", innermost)
-    kinds = re.findall(r"<class '(?:[\w.]+\.)?(\w+)'>", subtypes[1] if subtypes else innermost[: value.start()])
-    expected = " or ".join(_TYPES.get(kind, kind) for kind in dict.fromkeys(kinds))
+    kinds = subtypes[1] if subtypes else innermost[: value.start()]
+    found = re.findall(r"<class '(?:[\w.]+\.)?(\w+)'>|Literal\[([^]]*)\]", kinds)
+    names = (_TYPES.get(kind, kind) or values for kind, values in found if kind != "Tensor")
+    expected = " or ".join(dict.fromkeys(names))
     return f"{place}: expected {expected}, found {value[1]}"
 
 
@@ -108,10 +115,24 @@ class CommandLine(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Finds the checkpoint, and refuses a folder that holds another run, before anything is built."""
         request = self.request
-        if request.ckpt_path is not None or (request.command == "fit" and rank_zero_only.rank == 0):
+        if request.ckpt_path is not None or (request.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0):
             self.checkpoint = check_run_folder(self.folder, request.ckpt_path, request.force)
         if self.checkpoint is not None:
             self.config[request.command]["ckpt_path"] = str(self.checkpoint)
+
+    def instantiate_classes(self) -> None:
+        """jsonargparse tells of a class that refuses its arguments as of a value that fits no type."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if not str(error).startswith("Does not validate"):
+                raise
+            root: BaseException = error
+            while root.__cause__ is not None:
+                root = root.__cause__
+            raise RecipeError(
+                str(root) if isinstance(root, RecipeError) else f"{type(root).__name__}: {root}"
+            ) from root
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Our callbacks and the CSV log beside the user's; nothing but the user's where nothing is trained."""
@@ -134,14 +155,16 @@ class CommandLine(LightningCLI):
         if isinstance(self.datamodule, TextData):
             self.datamodule.check_vocab(self.model.config.vocab_size)
         if self.checkpoint is not None:
-            compare_with_checkpoint(self.checkpoint, dict(self.model.hparams), self.request.command)
+            step = compare_with_checkpoint(self.checkpoint, dict(self.model.hparams), self.request.command)
+            if self.request.command == "fit" and 0 <= self.trainer.max_steps <= step:
+                say(f"nothing to train: {self.checkpoint} is at step {step} of {self.trainer.max_steps}")
         elif self.request.command != "fit" and self.model.weights is None:
             say("note: no --ckpt_path and no --model.weights: the weights are fresh")
 
     def resolved(self) -> dict[str, Any]:
         """The recipe that a run folder keeps: all that was parsed, in a form that --config takes again."""
         parser, config = self._parser(self.request.command), self.config[self.request.command]
-        dumped = parse_yaml(parser.dump(config, skip_none=False), "the resolved recipe")
+        dumped = parse_yaml(parser.dump(config, skip_unset=False), "the resolved recipe")
         for name in ("config", *method_arguments(self.request.command)):
             dumped.pop(name, None)
         # the stack as it was read: a dump loses the difference between '1e-3' and 1e-3
@@ -166,17 +189,16 @@ class CommandLine(LightningCLI):
         except SystemExit as stop:
             if not self.trainer.interrupted:
                 raise
-            how = f"; to go on: zoo fit --config {self.folder} --ckpt_path last" if subcommand == "fit" else ""
-            raise KeyboardInterrupt(f"interrupted at step {self.trainer.global_step}{how}") from stop
+            resumable = subcommand == "fit" and (self.folder / "checkpoints" / "last.ckpt").exists()
+            how = f"; to go on: zoo fit --config {self.folder} --ckpt_path last" if resumable else ""
+            raise KeyboardInterrupt(f"interrupted{how}") from stop
 
 
 def print_options(request: Request) -> int:
     """LightningCLI's own help, on one class (--data.help=TextData) or on everything."""
-    request.overrides = [option for option in request.overrides if ".help" in option] or ["--help"]
-    try:
-        CommandLine(request, Recipe({}), {}, Path())
-    except SystemExit as done:
-        return int(done.code or 0)
+    asked = [option for option in request.overrides if ".help" in option] or ["--help"]
+    request.overrides = [f"{option}={DEFAULT_DATA}" if option == "--data.help" else option for option in asked]
+    CommandLine(request, Recipe({}), {}, Path())
     return 0
 
 
@@ -193,10 +215,8 @@ def run(request: Request, recipe: Recipe, folder: Path) -> int:
             data.pop(name, None)
     data["model"] = {**data["model"], "imports": list(recipe.imports)}
     data["trainer"] = {**(data.get("trainer") or {}), "default_root_dir": str(folder)}
-    try:
-        CommandLine(request, recipe, data, folder)
-    except SystemExit as done:  # --print_config and the like have printed
-        return int(done.code or 0)
+    place_loggers(request, data["trainer"], folder)
+    CommandLine(request, recipe, data, folder)
     return 0
 
 

@@ -17,7 +17,6 @@ from zoo.registry import RecipeError
 from zoo.yaml_file import parse_yaml
 
 RUNS = Path("runs")
-OWN_OPTIONS = ("--config", "--model.set+", "--imports", "--ckpt_path", "--force", "--help")
 _STACK = "--model.stack."
 
 
@@ -44,6 +43,18 @@ class Request:
         return found
 
 
+def own_options(command: str) -> tuple[str, ...]:
+    """The options that are taken out here."""
+    return (
+        "--config",
+        "--model.set+",
+        "--imports",
+        "--ckpt_path",
+        "--help",
+        *(("--force",) if command == "fit" else ()),
+    )
+
+
 def parse_request(command: str, args: list[str]) -> Request:
     """Sorts the arguments of fit, validate, test or predict."""
     request = Request(command)
@@ -52,7 +63,7 @@ def parse_request(command: str, args: list[str]) -> Request:
         name, equals, value = argument.partition("=")
         if name in ("--help", "-h", "--help-all"):
             request.help = name
-        elif name == "--force":
+        elif name == "--force" and command == "fit":
             if equals:
                 raise RecipeError(f"zoo {command}: --force takes no value, found '{value}'")
             request.force = True
@@ -102,8 +113,10 @@ def complete(request: Request) -> None:
         return
     beside = request.ckpt_path and run_of(Path(request.ckpt_path))
     if not beside:
+        first = next(iter(request.overrides), "--")
+        recipe = "qwen3_next/tiny" if first.startswith("-") else first
         raise RecipeError(
-            f"zoo {request.command}: --config is missing: a recipe's name or path, as in --config qwen3_next/tiny"
+            f"zoo {request.command}: --config is missing: a recipe's name or path, as in --config {recipe}"
         )
     request.configs.append(str(beside / "config.yaml"))
 
@@ -128,8 +141,8 @@ def read_request(request: Request) -> Recipe:
 def run_folder(request: Request, recipe: Recipe) -> Path:
     """Where the run goes: what the arguments or the recipe say, else runs/ and the recipe's name.
 
-    A run's own config.yaml, and a checkpoint without --config, stand for the folder that they lie in, wherever it has been
-    moved to.
+    A run's own config.yaml, and a checkpoint without --config, stand for the folder that they lie in, wherever it has
+    been moved to.
     """
     given = request.override("trainer.default_root_dir")
     if given is not None:

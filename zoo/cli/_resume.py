@@ -1,7 +1,8 @@
-"""Whether a recipe goes on with a checkpoint. Lightning restores what the checkpoint holds without a word about the rest."""
+"""Whether a recipe goes on with a checkpoint: Lightning restores what that holds, without a word about the rest."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,24 @@ from zoo.registry import RecipeError
 from zoo.train.say import say
 
 
-def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: str) -> None:
-    """Says where the recipe differs from the one that the checkpoint was trained with: the recipe's value holds.
+def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: str) -> int:
+    """Says where the recipe differs from the one that the checkpoint was trained with (the recipe's value holds), and
+    returns the checkpoint's step.
 
-    RecipeError for another optimizer in fit, where it would not: the optimizer's state, its rates included, comes from
-    the checkpoint. (Parameters of other shapes are refused when they are loaded.)
+    RecipeError for another optimizer in fit, where the recipe's would not hold: the optimizer's state, its rates
+    included, comes from the checkpoint. (Parameters of other shapes are refused when they are loaded.)
     """
-    stored = _hyperparameters(checkpoint)
+    content = read_checkpoint(checkpoint)
+    stored = content["hyper_parameters"]
     for place, was, now in differences(stored.get("stack"), hparams["stack"], "model.stack"):
         say(f"note: {place} was {was!r} in {checkpoint}, and is {now!r} now")
-    if command != "fit":
-        return
-    for place, was, now in differences(stored.get("optimizer"), hparams["optimizer"], "optimizer"):
-        raise RecipeError(
-            f"{place}: {now!r}, but {checkpoint} was trained with {was!r}, and resuming goes on with its optimizer; to "
-            f"train its weights with a fresh one: --model.weights {checkpoint} and another --trainer.default_root_dir"
-        )
+    if command == "fit":
+        for place, was, now in differences(stored.get("optimizer"), hparams["optimizer"], "optimizer"):
+            raise RecipeError(
+                f"{place}: {now!r}, but {checkpoint} was trained with {was!r}, and resuming keeps its optimizer; "
+                f"for a fresh one: --model.weights {checkpoint} and another --trainer.default_root_dir"
+            )
+    return int(content.get("global_step", 0))
 
 
 def differences(was: Any, now: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
@@ -39,15 +42,16 @@ def differences(was: Any, now: Any, place: str) -> Iterator[tuple[str, Any, Any]
         yield place, was, now
 
 
-def _hyperparameters(checkpoint: Path) -> dict[str, Any]:
+def read_checkpoint(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors; `hyper_parameters` are the LanguageModule's."""
     # a sharded checkpoint is a folder, and keeps what is no tensor in a file of its own
     file = checkpoint / "meta.pt" if checkpoint.is_dir() else checkpoint
+    if not zipfile.is_zipfile(file):
+        raise RecipeError(f"--ckpt_path: '{file}' is no checkpoint")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # noqa: BLE001  torch raises whatever the bytes happen to mean
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecipeError(f"--ckpt_path: cannot read '{file}' as a checkpoint: {first}") from error
+        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises whatever the bytes happen to mean
+        raise RecipeError(f"--ckpt_path: cannot read '{file}' as a checkpoint: {error}") from error
     if not isinstance(content, dict) or "hyper_parameters" not in content:
         raise RecipeError(f"--ckpt_path: '{file}' is not a checkpoint of a run: it has no hyper_parameters")
-    stored: dict[str, Any] = content["hyper_parameters"]
-    return stored
+    return content

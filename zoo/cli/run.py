@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zoo.cli._request import complete, parse_request, read_request, run_folder
-from zoo.recipe import load_stack_config
 
 HELP = """usage: zoo {command} --config RECIPE [options]
 
@@ -35,7 +34,11 @@ def main(command: str, args: list[str]) -> int:
     request = parse_request(command, args)
     if request.help in ("-h", "--help"):
         ckpt_path = CKPT_PATH.get(command, CKPT_PATH["validate"])
-        print(HELP.format(command=command, ckpt_path=ckpt_path, force=FORCE if command == "fit" else "").replace("\n\n\n", "\n\n"))
+        print(
+            HELP.format(command=command, ckpt_path=ckpt_path, force=FORCE if command == "fit" else "").replace(
+                "\n\n\n", "\n\n"
+            )
+        )
         return 0
     if request.help or any(name.partition("=")[0].endswith(".help") for name in request.overrides):
         from zoo.cli._lightning import print_options
@@ -43,7 +46,10 @@ def main(command: str, args: list[str]) -> int:
         return print_options(request)
     complete(request)
     recipe = read_request(request)
-    load_stack_config(recipe)  # before Lightning's seconds of import
+
+    from zoo.stack import load
+
+    load(recipe, device="meta")  # every fault of the stack comes before Lightning's seconds of import
     folder = run_folder(request, recipe)
 
     from zoo.cli._lightning import run

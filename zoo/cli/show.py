@@ -15,7 +15,9 @@ def main(command: str, args: list[str]) -> int:
     parser = Parser(command, "What a recipe builds. Nothing is allocated: any size can be shown.")
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe's name, a path, or a run folder")
     parser.add_argument("--json", action="store_true", help="one JSON object, with the resolved recipe")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override, as in blocks.a.ffn=null")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override, as in blocks.a.ffn=null"
+    )
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
     parser.add_argument("--length", type=int, default=4096, help="tokens in a sequence, for states and operations")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="the device to choose backends for")
@@ -39,7 +41,13 @@ def _dtype(recipe: Recipe) -> Any:
     import torch
 
     precision = str((recipe.data.get("trainer") or {}).get("precision", 32))
-    return torch.bfloat16 if precision.startswith("bf16") else torch.float16 if precision.startswith("16") else torch.float32
+    return (
+        torch.bfloat16
+        if precision.startswith("bf16")
+        else torch.float16
+        if precision.startswith("16")
+        else torch.float32
+    )
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -56,7 +64,7 @@ def _print_report(report: dict[str, Any]) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for row in report["layers"]:
         gates = ", ".join(f"{slot}={name}" for slot, name in row["gates"].items())
-        backends = ", ".join(f"{op}={choice['backend']}" for op, choice in row["backends"].items())
+        backends = ", ".join(f"{op}={name}" for op, name in row["backend"].items())
         table.add_row(
             str(row["layer"]),
             row["block"],
@@ -85,10 +93,10 @@ def _summary(report: dict[str, Any]) -> list[str]:
         f"state        {_bytes(report['state_bytes'])} a sequence of {report['length']:,} tokens, in float32",
     ]
     reasons = {
-        f"{op} on {report['device']}: {choice['backend']}, not {name}: {reason}"
+        f"{op} on {report['device']}: {row['backend'][op]}, not {name}: {reason}"
         for row in report["layers"]
-        for op, choice in row["backends"].items()
-        for name, reason in choice["refused"].items()
+        for op, refused in row["refused"].items()
+        for name, reason in refused.items()
     }
     return lines + [f"backend      {reason}" for reason in sorted(reasons)]
 

@@ -103,6 +103,10 @@ def float32(x: Tensor) -> Tensor:
 
 
 def full_like(given: Tensor, value: float | Tensor) -> Tensor:
-    """`value` broadcast to the shape of `given`, in its dtype."""
+    """`value` broadcast to the shape of `given`, in its dtype. ValueError where it does not fit."""
     value = torch.as_tensor(value, dtype=given.dtype, device=given.device)
-    return value.expand_as(given)
+    try:
+        return value.expand_as(given)
+    except RuntimeError:
+        found, wanted = list(value.shape), list(given.shape)
+        raise ValueError(f"force: values of shape {found} do not broadcast to the gate's {wanted}") from None

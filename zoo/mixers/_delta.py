@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ class DeltaMixer(Mixer):
     whatever the length.
     """
 
-    SLOTS = {
+    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
         "decay": SlotSpec("decay", granularities=("head", "channel")),
         "write": SlotSpec("write", granularities=("head", "channel"), required=True),
         "value": SlotSpec("output"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ class Attention(Mixer):
     `rope: {fraction: 0.25}` and a sigmoid output gate this is Qwen3-Next's gated attention.
     """
 
-    SLOTS = {
+    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
         "query": SlotSpec("output"),
         "key": SlotSpec("output"),
         "value": SlotSpec("output"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class MLA(Mixer):
     DeepSeek-V2 (arXiv:2405.04434), §2.1; gated: Kimi K3 (arXiv:2607.24653), eq. 7.
     """
 
-    SLOTS = {"output": SlotSpec("output"), "post": SlotSpec("output")}
+    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {"output": SlotSpec("output"), "post": SlotSpec("output")}
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The only place that chooses a backend.
 
-An op is a list of backends, best first. A backend judges a call by its arguments (device, dtype, widths, features asked for)
-and either takes it or says why not. The first that takes it runs. A backend that was forced and refuses is an error: nothing
-falls back silently.
+An op is a list of backends, best first. A backend judges a call by its arguments (device, dtype, widths, features
+asked for) and either takes it or says why not. The first that takes it runs. A backend that was forced and refuses is
+an error: nothing falls back silently.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def backend_names() -> list[str]:
 
 
 def _prefer(op: Op) -> str | None:
-    """The backend that `with backend(...)` asks of this op. An op that has none of that name chooses for itself: forcing
-    "chunked" on a hybrid says something about its linear layers only."""
+    """The backend that `with backend(...)` asks of this op. An op that has none of that name chooses for itself:
+    forcing "chunked" on a hybrid says something about its linear layers only."""
     name = _forced.get()
     return name if name in op.backends else None

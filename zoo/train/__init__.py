@@ -11,8 +11,9 @@ from zoo.train.callbacks import default_callbacks
 from zoo.train.checkpoints import Checkpoints, RandomState
 from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.module import LanguageModule
+from zoo.train.muon import MuonAdamW
 from zoo.train.nonfinite import NonFiniteError
-from zoo.train.optim import MuonAdamW, build_optimizer, describe_groups, parameter_groups
+from zoo.train.optim import build_optimizer, describe_groups, parameter_groups
 from zoo.train.progress import StepProgress
 from zoo.train.quiet import quiet
 from zoo.train.run_folder import RunFolder, check_run_folder

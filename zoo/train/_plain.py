@@ -64,5 +64,7 @@ def construct(spec: Any, kind: type, place: str, first: Any, **fill: Any) -> Any
             raise RecipeError(f"{place}.init_args: {cls.__name__} has no '{name}'{did_you_mean(name, parameters)}")
     try:
         return cls(first, **arguments)
+    except RecipeError:
+        raise
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{place}: {cls.__name__}: {error}") from error

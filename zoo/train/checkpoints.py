@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo.registry import RecipeError
 from zoo.train.nonfinite import NonFiniteError
@@ -37,13 +38,14 @@ class Checkpoints(Checkpoint):
         self.every_n_steps = every_n_steps
         self.keep = keep
         self.newest: Path | None = None
-        self._step = 0
+        self._step = self._saved = 0
         self._stop = threading.Event()
         self._stopping = False
         self._handlers: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
+        self._saved = trainer.global_step  # a run without steps has nothing to keep
         self.newest = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         self._stop.clear()
         self._stopping = False
@@ -54,8 +56,9 @@ class Checkpoints(Checkpoint):
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # a signal may come while Python's own streams are being written to
-        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            # past Python's own streams: the signal may come while one of them is being written to
+            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -90,22 +93,25 @@ class Checkpoints(Checkpoint):
         asked = self._stop.is_set()
         return asked if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(asked, all=False)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._step > 0 and (self.newest is None or _step_of(self.newest) != self._step):
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and trainer.should_stop:  # early stopping
             self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
         self._restore_handlers()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore_handlers()
         if isinstance(exception, KeyboardInterrupt):
-            if self.newest is None:
-                say(f"interrupted at step {self._step}, before the first checkpoint: nothing is kept")
-            else:
-                say(f"interrupted at step {self._step}: the run goes on from {self.newest} with --ckpt_path last")
+            say(f"interrupted at step {self._step}; kept: {self.newest or 'nothing, before the first checkpoint'}")
         elif isinstance(exception, NonFiniteError) and self.newest is not None:
             say(f"the last good checkpoint is {self.newest}")
 
     def _save(self, trainer: Trainer) -> None:
+        if self._saved == self._step:
+            return
+        self._saved = self._step
         folder = Path(trainer.default_root_dir) / FOLDER
         path = folder / f"step={self._step}.ckpt"
         trainer.save_checkpoint(path)
@@ -121,11 +127,6 @@ class Checkpoints(Checkpoint):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
-
-
-def _step_of(path: Path) -> int | None:
-    number = path.stem.removeprefix("step=")
-    return int(number) if number.isdecimal() else None
 
 
 def _point_to(link: Path, target: Path) -> None:

@@ -69,7 +69,7 @@ class MetricsCSV(Logger):
                 file.seek(self._end)
                 file.truncate()
             self._end = file.tell()
-            csv.DictWriter(file, self._columns).writerow(row)
+            csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
         self._row = row
 
     def _read(self) -> list[dict[str, str]]:
@@ -82,7 +82,7 @@ class MetricsCSV(Logger):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         with new.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
+            writer = csv.DictWriter(file, self._columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows[:-1])
             self._end = file.tell()

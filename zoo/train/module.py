@@ -95,7 +95,8 @@ class LanguageModule(lightning.LightningModule):
             torch.set_default_dtype(default)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_fits(self.state_dict(), checkpoint["state_dict"], "ckpt_path")
+        if "state_dict" in checkpoint:  # a sharded checkpoint has been read into the weights by now
+            check_fits(self.state_dict(), checkpoint["state_dict"], "ckpt_path")
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Logits [B,T,V]; arguments as for `Stack.forward`."""
@@ -148,7 +149,8 @@ class LanguageModule(lightning.LightningModule):
         by_norm = gradient_clip_algorithm != "value"
         if clip > 0 and by_norm:
             scale *= min(1.0, clip / (grad_norm + 1e-6))
-        torch._foreach_mul_(grads, scale)
+        for dtype in {grad.dtype for grad in grads}:  # of one dtype, they are scaled by one kernel
+            torch._foreach_mul_([grad for grad in grads if grad.dtype == dtype], scale)
         if clip > 0 and not by_norm:
             nn.utils.clip_grad_value_(self.parameters(), clip)
         self._window, self._sums = [], None

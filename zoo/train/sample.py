@@ -46,9 +46,9 @@ class Sample(Callback):
         finally:
             pl_module.train(training)
             set_random_state(before)
-        written = tokens[0].tolist()
-        length = prompt.shape[1]
-        text = f"{tokenizer.decode(written[:length])}⟨{tokenizer.decode(written[length:])}⟩"
+        # a vocabulary may be larger than its tokenizer's, rounded up for a kernel's sake
+        new = [token for token in tokens[0, prompt.shape[1] :].tolist() if token < tokenizer.vocab_size]
+        text = f"{tokenizer.decode(prompt[0].tolist())}⟨{tokenizer.decode(new)}⟩"
         say(f"held-out text, and what the model goes on to write ⟨between brackets⟩:\n{text}")
         if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / SAMPLE).write_text(text + "\n", encoding="utf-8")

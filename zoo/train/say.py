@@ -10,5 +10,7 @@ console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 @rank_zero_only
 def say(text: str) -> None:
-    """Prints `text` as it is."""
-    console.print(text)
+    """Prints `text`, with a mark for what the terminal cannot show or would take for a command."""
+    shown = "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+    encoding = console.encoding
+    console.print(shown.encode(encoding, errors="replace").decode(encoding))

@@ -15,7 +15,8 @@ PLACE = "lr_scheduler"
 class WarmupCosine(LambdaLR):
     """Linear from 1/warmup_steps to 1 over `warmup_steps`, then half a cosine down to `final` at `total_steps`.
 
-    total_steps None, in a recipe: the trainer's max_steps. Loshchilov & Hutter 2017 (arXiv:1608.03983).
+    A run shorter than its warm-up ends within it. total_steps None, in a recipe: the trainer's max_steps. Loshchilov &
+    Hutter 2017 (arXiv:1608.03983).
     """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0, total_steps: int | None = None, final: float = 0.1):
@@ -32,11 +33,12 @@ class WarmupCosine(LambdaLR):
 
 
 class WarmupStableDecay(LambdaLR):
-    """Linear up to 1 over `warmup_steps`, 1 until `decay_steps` before the end, then linear to `final`.
+    """Linear up to 1 over `warmup_steps`, 1 until `decay_steps` before the end, then linear to `final`; the smaller of
+    the two where they overlap.
 
-    `decay_steps` is a number of steps, or below 1 a fraction of `total_steps`. The stable stretch forgets the length
-    of the run, so a run can be extended from a checkpoint there. total_steps None, in a recipe: the trainer's
-    max_steps. Hu et al. 2024, MiniCPM (arXiv:2404.06395).
+    `decay_steps` is a number of steps, or below 1 a fraction of `total_steps`. The stable stretch forgets the length of
+    the run, so a run can be extended from a checkpoint there. total_steps None, in a recipe: the trainer's max_steps.
+    Hu et al. 2024, MiniCPM (arXiv:2404.06395).
     """
 
     def __init__(
@@ -51,17 +53,10 @@ class WarmupStableDecay(LambdaLR):
         if decay_steps < 0:
             raise RecipeError(f"{PLACE}.init_args.decay_steps: {decay_steps} is below 0")
         decay = decay_steps if decay_steps >= 1 else decay_steps * total
-        if warmup_steps + decay > total:
-            raise RecipeError(
-                f"{PLACE}.init_args: {warmup_steps} steps of warm-up and {decay:g} of decay are more than the {total} "
-                "of the run"
-            )
 
         def factor(step: int) -> float:
-            if step < warmup_steps:
-                return (step + 1) / warmup_steps
             left = min(1.0, max(0, total - step) / decay) if decay else 1.0
-            return final + (1 - final) * left
+            return min((step + 1) / max(1, warmup_steps), final + (1 - final) * left)
 
         super().__init__(optimizer, factor)
 
@@ -69,8 +64,8 @@ class WarmupStableDecay(LambdaLR):
 def _checked(warmup_steps: int, total_steps: int | None, final: float) -> int:
     if total_steps is None:
         raise RecipeError(f"{PLACE}.init_args.total_steps: missing, and the trainer has no max_steps to take it from")
-    if not 0 <= warmup_steps <= total_steps:
-        raise RecipeError(f"{PLACE}.init_args.warmup_steps: {warmup_steps} is not between 0 and {total_steps}")
+    if warmup_steps < 0:
+        raise RecipeError(f"{PLACE}.init_args.warmup_steps: {warmup_steps} is below 0")
     if not 0 <= final <= 1:
         raise RecipeError(f"{PLACE}.init_args.final: {final} is not between 0 and 1")
     return total_steps

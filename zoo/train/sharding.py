@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,7 +28,7 @@ def shard(lm: Stack, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype)
         )
     axis = mesh["data_parallel"]
     lm.to(dtype)
-    own = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    own = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     rest = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in _kept_apart(lm):
         # projections below the gate follow the model, and one unit holds one dtype
@@ -35,8 +39,21 @@ def shard(lm: Stack, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype)
         fully_shard(block, mesh=axis, mp_policy=rest)
     fully_shard(lm, mesh=axis, mp_policy=rest)
     register_fsdp_forward_method(lm, "loss")
-    lm.materialize(device)
+    with _own_draws(device):
+        lm.materialize(device)
     return lm
+
+
+@contextmanager
+def _own_draws(device: torch.device) -> Iterator[None]:
+    """On a GPU torch draws one tensor and shards it; on the CPU every process would draw the same numbers."""
+    if device.type != "cpu":
+        yield
+        return
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="DTensor random operators")
+        torch.manual_seed(torch.initial_seed() + torch.distributed.get_rank())
+        yield
 
 
 def _kept_apart(lm: nn.Module) -> list[nn.Module]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from zoo.gates._gate import Gate, float32
+from zoo.gates._gate import Gate, float32, full_like
 from zoo.registry import DECAY
 
 register = DECAY.register
@@ -37,6 +37,10 @@ class DecayGate(Gate):
     granularity: ClassVar[str]
     keep_float32 = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(_widen)
+
     @abstractmethod
     def forward(self, x: Tensor) -> Decay:
         """x [B,T,d_in] -> the log-decay of every step."""
@@ -51,8 +55,7 @@ class DecayGate(Gate):
         if not isinstance(value, Tensor):
             head = log_decay if log_decay.ndim == 3 else log_decay[..., 0]
             return Decay(torch.full_like(head, math.log(value) if value > 0 else FORGET))
-        log_value = value.to(log_decay).log().clamp_min(FORGET)
-        return Decay(log_value.expand_as(log_decay))
+        return Decay(full_like(log_decay, value.to(log_decay).log().clamp_min(FORGET)))
 
     def values(self, given: Decay) -> Tensor:
         return given.log_decay.exp()
@@ -71,6 +74,14 @@ class DecayGate(Gate):
 
         super()._apply(keep, recurse=False)
         return self
+
+
+def _widen(gate: DecayGate, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """A checkpoint in lower precision does not lower the gate's own numbers, also where its tensors are taken over
+    (`assign=True`)."""
+    for name, _ in gate.named_parameters(recurse=False):
+        if (key := f"{prefix}{name}") in state_dict:
+            state_dict[key] = float32(state_dict[key])
 
 
 def dt_bias_(tensor: Tensor, low: float, high: float) -> Tensor:

@@ -1,9 +1,11 @@
-"""zoo list [KIND] [--json]: names that a recipe may use, with a line on each. Reads files, imports none of the parts."""
+"""zoo list [KIND]: names that a recipe may use, with a line on each. Reads files, and imports none of the parts."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
+from itertools import takewhile
 from pathlib import Path
 
 from zoo.cli._parser import Parser
@@ -16,7 +18,9 @@ KINDS = ("recipes", "mixers", "gates", "ffns", "residuals")
 
 def main(command: str, args: list[str]) -> int:
     parser = Parser(command, "Names that a recipe may use.")
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(KINDS)}, or a kind of gate: {', '.join(GATES)}")
+    parser.add_argument(
+        "kind", nargs="?", metavar="KIND", help=f"{', '.join(KINDS)}, or a kind of gate: {', '.join(GATES)}"
+    )
     parser.add_argument("--json", action="store_true", help="a list of names, or without KIND one of each kind")
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
     options = parser.read(args)
@@ -41,10 +45,11 @@ def _print_names(kind: str, indent: str) -> None:
 
 
 def describe(kind: str, name: str) -> str:
-    """The first line of what is written about a name: a recipe's opening comment, a class's docstring."""
+    """What is written first about a name: a sentence of a recipe's opening comment, a line of a class's docstring."""
     if kind == "recipes":
         lines = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-        return next((line.lstrip("# ") for line in lines if line.startswith("# ")), "")
+        comment = " ".join(line[2:] for line in takewhile(lambda line: line.startswith("# "), lines))
+        return re.split(r"[.:;] ", comment, maxsplit=1)[0].rstrip(".")
     if kind == "gates":
         kind, name = name.split("/")
     return _docstring(GATES.get(kind) or REGISTRIES[kind], name)
@@ -64,4 +69,6 @@ def _docstring(registry: Registry, key: str) -> str:
 def _registers(node: ast.ClassDef, key: str) -> bool:
     """Whether the class stands under `@register("key")`."""
     calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
-    return any(ast.literal_eval(call.args[0]) == key for call in calls if call.args and isinstance(call.args[0], ast.Constant))
+    return any(
+        ast.literal_eval(call.args[0]) == key for call in calls if call.args and isinstance(call.args[0], ast.Constant)
+    )

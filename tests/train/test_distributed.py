@@ -1,0 +1,84 @@
+"""Two processes on one machine, over gloo."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.train.test_module import rows
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, strategy: str, steps: int, *options: str) -> None:
+    command = [sys.executable, "-m", "tests.train.processes", str(folder), strategy, str(steps), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def state(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
+    if checkpoint.is_dir():
+        dcp_to_torch_save(checkpoint, scratch)
+        checkpoint = scratch
+    content: dict[str, Any] = torch.load(checkpoint, weights_only=True)
+    return content["state_dict"]
+
+
+def assert_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=0, atol=tolerance, msg=name)
+
+
+def test_two_processes_make_the_step_of_one(tmp_path: Path) -> None:
+    """DDP over batches with many and with few targets is one process that accumulates both."""
+    run(tmp_path / "one", "single", 4)
+    run(tmp_path / "two", "ddp", 4)
+    weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("one", "two")]
+    assert_close(*weights, tolerance=1e-6)
+    for one, two in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        for name in ("train/loss", "grad_norm"):
+            assert float(one[name]) == pytest.approx(float(two[name]), rel=1e-5)
+    last = [float(rows(tmp_path / name)[-1]["val/loss"]) for name in ("one", "two")]
+    assert last[0] == pytest.approx(last[1], rel=1e-5)
+
+
+def test_two_processes_resume_bit_for_bit(tmp_path: Path) -> None:
+    run(tmp_path / "whole", "ddp", 4)
+    run(tmp_path / "rest", "ddp", 4, "--ckpt_path", str(tmp_path / "whole" / "checkpoints" / "step=2.ckpt"))
+    weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("whole", "rest")]
+    assert_close(*weights, tolerance=0.0)
+
+
+@pytest.mark.parametrize("optimizer", ["zoo.train.MuonAdamW", "torch.optim.AdamW"])
+def test_a_sharded_run(tmp_path: Path, optimizer: str) -> None:
+    """FSDP2: resumes bit for bit, and from the same weights makes the steps of one process."""
+    own = ("--optimizer", optimizer)
+    run(tmp_path / "whole", "fsdp", 4, *own)
+    checkpoints = tmp_path / "whole" / "checkpoints"
+    run(tmp_path / "rest", "fsdp", 4, *own, "--ckpt_path", str(checkpoints / "step=2.ckpt"))
+    weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("whole", "rest")]
+    assert_close(*weights, tolerance=0.0)
+    run(tmp_path / "sharded", "fsdp", 2, *own, "--weights", str(tmp_path / "whole"))
+    run(tmp_path / "single", "single", 2, *own, "--weights", str(tmp_path / "whole"))
+    weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("sharded", "single")]
+    assert_close(*weights, tolerance=1e-5)
+
+
+def test_a_sharded_run_keeps_decay_in_float32_and_starts_as_it_should(tmp_path: Path) -> None:
+    run(tmp_path / "run", "fsdp", 2, "--precision", "bf16-true", "--optimizer", "torch.optim.SGD")
+    weights = state(tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "_")
+    for name, tensor in weights.items():
+        kept = "decay" in name and "proj" not in name
+        assert tensor.dtype == (torch.float32 if kept else torch.bfloat16), name
+        assert tensor.isfinite().all()
+    embedding = weights["lm.embed.weight"].float()
+    assert embedding.std().item() == pytest.approx(0.02, rel=0.2)
+    assert not torch.equal(*embedding.chunk(2))
