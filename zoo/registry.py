@@ -166,7 +166,7 @@ def recipe_folder() -> Path:
 def recipe_names() -> list[str]:
     """The shipped recipes as family/size."""
     folder = recipe_folder()
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.yaml"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("[!_]*/*.yaml"))
 
 
 def list_names(kind: str = "recipes") -> list[str]:

@@ -20,6 +20,7 @@ STEPS = 10
 CORPUS = [
     f"--data.path={ROOT / 'LICENSE'}",
     "--data.separator=\n\n",
+    "--data.tokenizer=bytes",
     "--data.seq_len=64",
     "--data.batch_size=4",
     "--data.val_bytes=500",
@@ -33,7 +34,7 @@ def tiny_recipes() -> list[str]:
 
 def fit(recipe: str, run: Path, steps: int, *overrides: str) -> int:
     """The exit code of `zoo fit` on the small corpus."""
-    trainer = {"max_steps": steps, "default_root_dir": run, "log_every_n_steps": 1, "limit_val_batches": 1}
+    trainer = {"max_steps": steps, "default_root_dir": run, "log_every_n_steps": 1, "limit_val_batches": 1, "val_check_interval": steps}
     arguments = [f"--trainer.{name}={value}" for name, value in trainer.items()]
     return main(["fit", "--config", recipe, *CORPUS, *arguments, *overrides])
 

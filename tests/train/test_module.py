@@ -265,3 +265,45 @@ def test_a_schedule_that_waits_for_a_metric_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_recipe_is_refused_before_anything_is_built() -> None:
     with pytest.raises(RecipeError, match=r"model\.stack\.d_modle"):
         LanguageModule({**toy.STACK, "d_modle": 3})
+
+
+def test_tokens_are_enough(tmp_path: Path) -> None:
+    """Without labels the target is the next token; without n_bytes there are no bits per byte; a mask pads."""
+    data = toy.ToyData()
+    data.train = [{"tokens": batch["tokens"]} for batch in data.train]
+    data.val = [{"tokens": batch["tokens"], "attention_mask": torch.ones(4, 12).tril(7)} for batch in data.val]
+    trained = toy.fit(tmp_path, data=data, max_steps=2, callbacks=[])
+    assert set(rows(tmp_path)[-1]) >= {"val/loss", "val/perplexity"}
+    assert "val/bpb" not in rows(tmp_path)[-1]
+    losses = [trained.stack.loss(batch["tokens"], attention_mask=batch["attention_mask"]) for batch in data.val]
+    total = sum(loss.item() * parts["n_targets"].item() for loss, parts in losses)
+    n_targets = sum(parts["n_targets"].item() for _, parts in losses)
+    assert n_targets < 3 * 4 * 11
+    assert float(rows(tmp_path)[-1]["val/loss"]) == pytest.approx(total / n_targets, rel=1e-5)
+
+
+def test_lightning_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    toy.fit(tmp_path, max_steps=2)
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert not any(word in captured.out for word in ("GPU", "TPU", "Trainer", "Tip", "litlogger"))
+
+
+def test_another_logger_beside_ours(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    from zoo.train import MetricsCSV
+
+    board = TensorBoardLogger(tmp_path, name="", version="tensorboard")
+    toy.fit(tmp_path, max_steps=2, logger=[MetricsCSV(tmp_path), board])
+    assert len(rows(tmp_path)) == 2
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_the_users_own_checkpoints_follow_a_metric(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    best = ModelCheckpoint(tmp_path / "best", monitor="val/bpb", filename="best")
+    toy.fit(tmp_path, callbacks=[best])
+    toy.assert_same(LanguageModule.load_from_checkpoint(tmp_path / "best" / "best.ckpt"), toy.fit(tmp_path / "again"))

@@ -85,6 +85,8 @@ def test_a_run_that_was_stopped_early_is_extended(tmp_path: Path, step: int, sta
     assert torch.load(last, weights_only=True)["global_step"] == step
     extended = toy.fit(tmp_path / "run", max_steps=STEPS, ckpt_path=last)
     toy.assert_same(extended, toy.fit(tmp_path / "whole", max_steps=STEPS))
+    epochs = [[row["epoch"] for row in rows(tmp_path / name)] for name in ("run", "whole")]
+    assert epochs[0] == epochs[1]
 
 
 def test_a_run_of_epochs_is_extended(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from zoo.train import (
     default_callbacks,
 )
 from zoo.train.progress import Throughput
+from zoo.train.say import say
 
 CONFIG = {"model": {"stack": toy.STACK}, "trainer": {"max_steps": 6}}
 
@@ -182,3 +183,8 @@ def test_the_users_callbacks_replace_ours(tmp_path: Path) -> None:
     found = default_callbacks([own])
     assert own in found
     assert sum(isinstance(one, Checkpoints) for one in found) == 1
+
+
+def test_what_a_model_writes_does_not_command_the_terminal(capsys: pytest.CaptureFixture) -> None:
+    say("[red]a\x1b[2Jb\x07[/red]\nc")
+    assert capsys.readouterr().out == "[red]a\ufffd[2Jb\ufffd[/red]\nc\n"

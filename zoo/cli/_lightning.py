@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
@@ -15,11 +14,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from zoo.cli._jsonargparse import Parser
 from zoo.cli._parser import RunFailed
 from zoo.cli._request import Request
 from zoo.cli._resume import compare_with_checkpoint
 from zoo.cli._sections import (
     CLASSES,
+    DEFAULT_DATA,
     check_overrides,
     check_sections,
     complete_sections,
@@ -34,36 +35,6 @@ from zoo.train.say import say
 from zoo.yaml_file import parse_yaml
 
 PREDICTIONS = "predictions.pt"
-_TYPES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "NoneType": "null"}
-
-
-class Parser(LightningArgumentParser):
-    """jsonargparse whose errors are raised in one line instead of printed below a usage text."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise RecipeError(one_line(message)) from ex
-
-
-def one_line(message: str) -> str:
-    """jsonargparse's account of a value that does not fit, which may be a page, as `place: expected ..., found ...`."""
-    message = message.removeprefix('Parser key "config": ')
-    place = ".".join(re.findall(r'Parser key "([^"]+)"', message))
-    inner = re.search(r"^ *- (\w[\w.]*: expected .*, found .*)$", message, re.MULTILINE)  # told by a parser below
-    if place and inner:
-        return f"{place}.{inner[1]}"
-    innermost = message.rpartition("Parser key")[2]
-    value = re.search(r"(?:Got value|Given value): (.*)$", innermost, re.MULTILINE)
-    missing = re.search(r"arguments are required: ([\w, ]+)", innermost)
-    if place and missing:
-        return f"{place}: missing: {missing[1]}"
-    if not (place and value):
-        return " ".join(message.split())
-    subtypes = re.search(r"Subtypes: \[(.*)\]", innermost)
-    kinds = subtypes[1] if subtypes else innermost[: value.start()]
-    found = re.findall(r"<class '(?:[\w.]+\.)?(\w+)'>|Literal\[([^]]*)\]", kinds)
-    names = (_TYPES.get(kind, kind) or values for kind, values in found if kind != "Tensor")
-    expected = " or ".join(dict.fromkeys(names))
-    return f"{place}: expected {expected}, found {value[1]}"
 
 
 class CommandLine(LightningCLI):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zoo.cli._request import complete, parse_request, read_request, run_folder
 
-HELP = """usage: zoo {command} --config RECIPE [options]
+_HELP = """usage: zoo {command} --config RECIPE [options]
 
   --config RECIPE           a shipped recipe's name (qwen3_next/tiny), a path, or a run folder;
                             a second one is laid over the first
@@ -12,8 +12,7 @@ HELP = """usage: zoo {command} --config RECIPE [options]
   --model.weights RUN       start from the weights of a run folder or checkpoint, with a fresh optimizer
   --imports FILE            a Python file that registers parts, or defines a data module or optimizer
   --ckpt_path last|PATH     {ckpt_path}
-{force}
-  --trainer.max_steps=N     and every other argument of Lightning's Trainer; --trainer.callbacks+=NAME adds one;
+{force}  --trainer.max_steps=N     and every other argument of Lightning's Trainer; --trainer.callbacks+=NAME adds one;
                             --trainer.default_root_dir=DIR is the run folder (default: runs/ and the recipe's name)
   --data.seq_len=N          and the other arguments of the recipe's data module; --data=NAME takes another
   --optimizer=NAME --optimizer.lr=X --lr_scheduler=NAME --lr_scheduler.warmup_steps=N
@@ -21,24 +20,17 @@ HELP = """usage: zoo {command} --config RECIPE [options]
 
   --print_config            the resolved configuration, and no run
   --data.help --optimizer.help=NAME --help-all
-                            the arguments of one class; of everything
-"""
-CKPT_PATH = {
-    "fit": "go on from the run's last checkpoint, or from another",
-    "validate": "the checkpoint to measure: the run's last, or another; alone, it brings its run's recipe",
-}
-FORCE = "  --force                   start anew in a run folder that holds a run"
+                            the arguments of one class; of everything"""
+_RESUME = "go on from the run's last checkpoint, or from another"
+_MEASURE = "the checkpoint to measure: the run's last, or another; alone, it brings its run's recipe"
+_FORCE = "  --force                   start anew in a run folder that holds a run\n"
 
 
 def main(command: str, args: list[str]) -> int:
     request = parse_request(command, args)
     if request.help in ("-h", "--help"):
-        ckpt_path = CKPT_PATH.get(command, CKPT_PATH["validate"])
-        print(
-            HELP.format(command=command, ckpt_path=ckpt_path, force=FORCE if command == "fit" else "").replace(
-                "\n\n\n", "\n\n"
-            )
-        )
+        train = command == "fit"
+        print(_HELP.format(command=command, ckpt_path=_RESUME if train else _MEASURE, force=_FORCE if train else ""))
         return 0
     if request.help or any(name.partition("=")[0].endswith(".help") for name in request.overrides):
         from zoo.cli._lightning import print_options

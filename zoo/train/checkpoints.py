@@ -39,22 +39,20 @@ class Checkpoints(Checkpoint):
         self.keep = keep
         self.newest: Path | None = None
         self._step = self._saved = 0
-        self._stop = threading.Event()
-        self._stopping = False
+        self._asked = self._stopping = False
         self._handlers: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
         self._saved = trainer.global_step  # a run without steps has nothing to keep
         self.newest = Path(trainer.ckpt_path) if trainer.ckpt_path else None
-        self._stop.clear()
-        self._stopping = False
+        self._asked = self._stopping = False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._ask_to_stop)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
-        self._stop.set()
+        self._asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if getattr(rank_zero_only, "rank", 0) == 0:
             # past Python's own streams: the signal may come while one of them is being written to
@@ -70,7 +68,7 @@ class Checkpoints(Checkpoint):
         self._step = trainer.global_step
         self._stopping = self._asked_to_stop(trainer)
         last = self._step == trainer.max_steps or trainer.should_stop
-        if self._stopping or last or self._step % self.every_n_steps == 0:
+        if self._stopping or self._step % self.every_n_steps == 0:
             self._save(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -90,8 +88,9 @@ class Checkpoints(Checkpoint):
             raise KeyboardInterrupt
 
     def _asked_to_stop(self, trainer: Trainer) -> bool:
-        asked = self._stop.is_set()
-        return asked if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(asked, all=False)
+        if trainer.world_size == 1:
+            return self._asked
+        return trainer.strategy.reduce_boolean_decision(self._asked, all=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and trainer.should_stop:  # early stopping
@@ -153,7 +152,7 @@ class RandomState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         own = random_state()
-        if not torch.distributed.is_initialized():
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return {"processes": [own]}
         states: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(states, own)

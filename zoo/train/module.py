@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import lightning
@@ -33,8 +34,8 @@ class LanguageModule(lightning.LightningModule):
     """Trains and measures the stack of a recipe.
 
     All arguments are plain data and are kept in every checkpoint, so `LanguageModule.load_from_checkpoint(path)` needs
-    nothing else. Batches are dicts: `tokens` and `labels` int64 [B,T], or [1,T] with `cu_seqlens`; `n_bytes`, the bytes
-    that the targets stand for.
+    nothing else. Batches are dicts: `tokens` int64 [B,T], or [1,T] with `cu_seqlens`; `labels` of the same shape, -100
+    for none (left out: the next token), `n_bytes` that they stand for (left out: no bits per byte), `attention_mask`.
 
     Every target of an optimizer step weighs the same, whichever micro-batch or process it is in: k accumulated
     batches, or k processes, give the gradient of one batch k times the size. The same holds for every metric.
@@ -83,16 +84,10 @@ class LanguageModule(lightning.LightningModule):
         """Builds the stack on the strategy's device, or sharded over its mesh; a second call changes nothing."""
         if self.lm is not None:
             return
-        # drawn in float32 and cast afterwards, so that a run starts from the same weights whatever its precision
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-        try:
-            with torch.device("meta"):
-                lm = Stack(self.config)
-            mesh = getattr(self, "device_mesh", None)
-            self.lm = lm.materialize(self.device) if mesh is None else shard(lm, mesh, self.device, default)
-        finally:
-            torch.set_default_dtype(default)
+        with torch.device("meta"):
+            lm = Stack(self.config)
+        mesh = getattr(self, "device_mesh", None)
+        self.lm = lm.materialize(self.device) if mesh is None else shard(lm, mesh, self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:  # a sharded checkpoint has been read into the weights by now
@@ -118,7 +113,8 @@ class LanguageModule(lightning.LightningModule):
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """What to descend per target; the sum of the cross-entropies, detached; the number of targets."""
-        loss, parts = self.stack.loss(batch["tokens"], batch["labels"], batch.get("cu_seqlens"))
+        layout = {name: batch.get(name) for name in ("labels", "cu_seqlens", "attention_mask")}
+        loss, parts = self.stack.loss(batch["tokens"], **layout)
         n_targets = parts["n_targets"]
         return loss, parts["cross_entropy"] * n_targets, n_targets
 
@@ -165,7 +161,7 @@ class LanguageModule(lightning.LightningModule):
         if torch.tensor((loss, 0.0 if scaled else grad_norm)).isfinite().all():
             return
         with plugin.forward_context():
-            cause = explain(self.stack, self._window)
+            cause = explain(self.stack, [partial(self._loss, batch) for batch in self._window])
         raise NonFiniteError(
             f"step {self.global_step + 1}: the loss is {loss:g} and its gradient norm {grad_norm:g}; {cause}"
         )
@@ -178,6 +174,8 @@ class LanguageModule(lightning.LightningModule):
         _, total, n_targets = self._loss(batch)
         for name, metric in metrics.items():
             assert isinstance(metric, Loss)
+            if name == "bpb" and "n_bytes" not in batch:
+                continue
             metric.update(total, batch["n_bytes"] if name == "bpb" else n_targets)
             self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name == "bpb", batch_size=1)
 

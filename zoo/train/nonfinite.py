@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from zoo.stack import Stack
 
 
 class NonFiniteError(RuntimeError):
@@ -16,17 +14,17 @@ class NonFiniteError(RuntimeError):
 
 
 @torch.no_grad()
-def explain(lm: Stack, batches: Sequence[Mapping[str, Any]]) -> str:
+def explain(lm: nn.Module, forwards: Sequence[Callable[[], Any]]) -> str:
     """Names the first weight, else the first output of a module, else the first gradient that is not finite.
 
-    Outputs in the order of the forward pass, which is repeated with every batch, and inner modules before what contains
-    them; gradients in the order of the backward pass.
+    Outputs in the order in which `forwards`, called one after the other, compute them, and inner modules before what
+    contains them; gradients in the order of the backward pass.
     """
     for name, parameter in lm.named_parameters():
         if not _finite(parameter):
             return f"the weights '{name}' are not finite"
-    for batch in batches:
-        found = _first_output(lm, batch)
+    for forward in forwards:
+        found = _first_output(lm, forward)
         if found is not None:
             return f"the first output that is not finite is that of {found}"
     for name, parameter in reversed(list(lm.named_parameters())):
@@ -35,7 +33,7 @@ def explain(lm: Stack, batches: Sequence[Mapping[str, Any]]) -> str:
     return "all weights, outputs and gradients are finite one by one: their sum overflows"
 
 
-def _first_output(lm: Stack, batch: Mapping[str, Any]) -> str | None:
+def _first_output(lm: nn.Module, forward: Callable[[], Any]) -> str | None:
     found: list[str] = []
 
     def watch(name: str) -> Any:
@@ -47,11 +45,11 @@ def _first_output(lm: Stack, batch: Mapping[str, Any]) -> str | None:
 
     hooks = [module.register_forward_hook(watch(name)) for name, module in lm.named_modules() if name]
     try:
-        loss, _ = lm.loss(batch["tokens"], batch["labels"], batch.get("cu_seqlens"))
+        result = forward()
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else (None if _finite(loss) else "'head' (the loss)")
+    return found[0] if found else (None if all(map(_finite, _tensors(result))) else "'head' (the loss)")
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -15,8 +15,8 @@ from zoo.registry import RecipeError
 from zoo.stack import Stack
 
 
-def shard(lm: Stack, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype) -> Stack:
-    """`lm`, on the meta device, sharded over the mesh and only then given memory and initialised, in `dtype`.
+def shard(lm: Stack, mesh: DeviceMesh, device: torch.device) -> Stack:
+    """`lm`, on the meta device, sharded over the mesh and only then given memory and initialised.
 
     Units: every block, the rest (embedding, norm, head), and, apart from its block, every module that declares
     `keep_float32`, which is gathered in float32 whatever the others are.
@@ -27,7 +27,6 @@ def shard(lm: Stack, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype)
             f"data_parallel_size: {mesh.size()}"
         )
     axis = mesh["data_parallel"]
-    lm.to(dtype)
     own = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     rest = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in _kept_apart(lm):
