@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
+WORKERS ?= 2
 RUN ?= runs/qwen3_next-tiny
 
 .PHONY: train test test-slow lint format golden clean
@@ -29,7 +30,7 @@ train: .venv/.base
 		$(if $(wildcard $(RUN)/checkpoints/last.ckpt),--ckpt_path last)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow

@@ -1,4 +1,4 @@
-"""The test environment: the repository root on the path, one seed a test, two threads."""
+"""The test environment: the repository root on the path, one seed a test, one thread a worker."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

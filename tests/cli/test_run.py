@@ -44,7 +44,9 @@ def test_fit_leaves_a_run_folder(run: Path) -> None:
 
 def test_a_folder_that_holds_a_run_is_refused_and_left_alone(zoo, run: Path) -> None:
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    assert "runs/mini holds a run" in zoo("fit", "--config", "mini.yaml", "--trainer.max_steps=1").fault
+    refused = zoo("fit", "--config", "mini.yaml", "--trainer.max_steps=1")
+    assert "runs/mini holds a run" in refused.fault
+    assert refused.out == "", "nothing was built to find that out"
     assert "holds a run" in zoo("fit", "--config", run).fault
     assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
 

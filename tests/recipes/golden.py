@@ -34,7 +34,13 @@ def tiny_recipes() -> list[str]:
 
 def fit(recipe: str, run: Path, steps: int, *overrides: str) -> int:
     """The exit code of `zoo fit` on the small corpus."""
-    trainer = {"max_steps": steps, "default_root_dir": run, "log_every_n_steps": 1, "limit_val_batches": 1, "val_check_interval": steps}
+    trainer = {
+        "max_steps": steps,
+        "default_root_dir": run,
+        "log_every_n_steps": 1,
+        "limit_val_batches": 1,
+        "val_check_interval": steps,
+    }
     arguments = [f"--trainer.{name}={value}" for name, value in trainer.items()]
     return main(["fit", "--config", recipe, *CORPUS, *arguments, *overrides])
 

@@ -102,6 +102,7 @@ def test_the_table_says_what_decays() -> None:
         ({"class_path": "MuonAdam"}, "Did you mean 'MuonAdamW'"),
         ({"class_path": "torch.optim.AdamW", "init_args": {"lrr": 1.0}}, "AdamW has no 'lrr'. Did you mean 'lr'"),
         ({"class_path": "torch.optim.AdamW", "init_args": {"lr": -1.0}}, "AdamW: Invalid learning rate"),
+        ({"class_path": "torch.optim.Muon"}, "zoo.train.MuonAdamW gives it those and AdamW the rest"),
         ({"init_args": {}}, "optimizer: expected class_path and init_args"),
         ({"class_path": "torch.optim.AdamW", "init_arg": {}}, "unknown key 'init_arg'. Did you mean 'init_args'"),
     ],

@@ -88,7 +88,7 @@ class Letters:
         return [ord(letter) % VOCAB for letter in text]
 
     def decode(self, ids: list[int]) -> str:
-        return "".join(chr(96 + number) for number in ids)
+        return "".join(chr(64 + number) for number in ids)
 
     def save(self, path: Path) -> None:
         path.write_text("letters", encoding="utf-8")

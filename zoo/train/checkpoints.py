@@ -68,7 +68,7 @@ class Checkpoints(Checkpoint):
         self._step = trainer.global_step
         self._stopping = self._asked_to_stop(trainer)
         last = self._step == trainer.max_steps or trainer.should_stop
-        if self._stopping or self._step % self.every_n_steps == 0:
+        if self._stopping or last or self._step % self.every_n_steps == 0:
             self._save(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Muon, Optimizer
 
-from zoo.train._plain import construct
+from zoo.registry import RecipeError
+from zoo.train._plain import construct, find_class
 
 PLACE = "optimizer"
 
@@ -74,5 +75,9 @@ def describe_groups(optimizer: Optimizer) -> str:
 
 def build_optimizer(spec: Mapping[str, Any], model: nn.Module) -> Optimizer:
     """The optimizer of `{class_path, init_args}` over `parameter_groups(model)`. RecipeError for what it cannot be."""
+    if find_class(spec, Optimizer, PLACE)[0] is Muon:
+        raise RecipeError(
+            f"{PLACE}.class_path: torch's Muon moves matrices only; zoo.train.MuonAdamW gives it those and AdamW the rest"
+        )
     optimizer: Optimizer = construct(spec, Optimizer, PLACE, parameter_groups(model))
     return optimizer
