@@ -77,7 +77,8 @@ def build_optimizer(spec: Mapping[str, Any], model: nn.Module) -> Optimizer:
     """The optimizer of `{class_path, init_args}` over `parameter_groups(model)`. RecipeError for what it cannot be."""
     if find_class(spec, Optimizer, PLACE)[0] is Muon:
         raise RecipeError(
-            f"{PLACE}.class_path: torch's Muon moves matrices only; zoo.train.MuonAdamW gives it those and AdamW the rest"
+            f"{PLACE}.class_path: torch's Muon moves matrices only; "
+            "zoo.train.MuonAdamW gives it those and AdamW the rest"
         )
     optimizer: Optimizer = construct(spec, Optimizer, PLACE, parameter_groups(model))
     return optimizer
