@@ -116,18 +116,15 @@ def test_backends_are_judged_for_the_device_that_was_asked_for(monkeypatch: pyte
     from zoo.ops._dispatch import Backend, device_kind
     from zoo.ops.attention import _op
 
-    gpu = Backend(
-        "gpu", lambda q, k, v, *rest: v.repeat_interleave(q.shape[2] // v.shape[2], 2), _refuse_but(device_kind)
-    )
+    def refuse(q, *rest):
+        return None if device_kind(q) == "cuda" else "no GPU"
+
+    gpu = Backend("gpu", lambda q, k, v, *rest: v.repeat_interleave(q.shape[2] // v.shape[2], 2), refuse)
     monkeypatch.setattr(_op, "backends", {"gpu": gpu, **_op.backends})
     on_gpu, on_cpu = report(device="cuda")["layers"][0], report(device="cpu")["layers"][0]
     assert on_gpu["backend"] == {"attention": "gpu"}
     assert on_gpu["refused"] == {}
     assert on_cpu["refused"] == {"attention": {"gpu": "no GPU"}}
-
-
-def _refuse_but(device_kind):
-    return lambda q, *rest, **options: None if device_kind(q) == "cuda" else "no GPU"
 
 
 def test_counting_leaves_the_model_alone() -> None:

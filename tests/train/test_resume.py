@@ -173,12 +173,12 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_after_going_back_the_abandoned_checkpoints_go_first(tmp_path: Path) -> None:
-    callbacks = [RunFolder(), Checkpoints(every_n_steps=2, keep=3)]
-    toy.fit(tmp_path, max_steps=8, callbacks=callbacks)
+    toy.fit(tmp_path, max_steps=8, callbacks=[RunFolder(), Checkpoints(every_n_steps=1, keep=5)])
     folder = tmp_path / "checkpoints"
-    toy.fit(tmp_path, max_steps=6, ckpt_path=folder / "step=4.ckpt", callbacks=callbacks)
+    back = [RunFolder(), Checkpoints(every_n_steps=1, keep=2)]
+    toy.fit(tmp_path, max_steps=6, ckpt_path=folder / "step=4.ckpt", callbacks=back)
+    assert {path.name for path in folder.iterdir()} == {"step=5.ckpt", "step=6.ckpt", "last.ckpt"}
     assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 6
-    assert "step=6.ckpt" in {path.name for path in folder.iterdir()}
 
 
 def test_the_random_state_is_plain_data(tmp_path: Path) -> None:
