@@ -65,7 +65,8 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig):
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        # from_pretrained leaves out nn.Embedding's own start, which on the meta device costs seconds of imports
+        self.embed = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
         self.layers = nn.ModuleList(
             Block(
                 config.blocks[name],
@@ -78,7 +79,8 @@ class Stack(nn.Module):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
-        self.reset_parameters()
+        if not self.embed.weight.is_meta:
+            self.reset_parameters()
 
     def materialize(self, device: str | torch.device) -> Stack:
         """Allocates the parameters on `device` and initialises them."""
