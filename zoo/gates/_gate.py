@@ -34,13 +34,13 @@ class Gate(nn.Module, ABC):
     def forward(self, x: Tensor) -> Any:
         """The gate's values for x."""
 
-    @abstractmethod
     def forced(self, given: Any, value: float | Tensor) -> Any:
         """What the gate returns instead of `given` when its values are forced to `value`, in the gate's own unit."""
+        return full_like(given, value)
 
-    @abstractmethod
     def values(self, given: Any) -> Tensor:
         """What `given`, returned by `forward`, says in the gate's own unit."""
+        return given
 
 
 def _give_forced(gate: Gate, args: Any, given: Any) -> Any:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from zoo.gates._gate import Gate, float32, full_like
+from zoo.gates._gate import Gate, float32
 from zoo.registry import BRANCH
 
 register = BRANCH.register
@@ -21,12 +21,6 @@ class BranchGate(Gate):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """x [B,T,d_in] -> the weight of every branch in every head."""
-
-    def forced(self, given: Tensor, value: float | Tensor) -> Tensor:
-        return full_like(given, value)
-
-    def values(self, given: Tensor) -> Tensor:
-        return given
 
 
 __all__ = ["BranchGate", "float32", "register"]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zoo.gates._gate import Gate, float32, full_like
+from zoo.gates._gate import Gate, float32
 from zoo.nn import Rank
 from zoo.registry import OUTPUT
 
@@ -30,12 +30,6 @@ class OutputGate(Gate):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """x [B,T,d_in] -> the score of every head (and channel)."""
-
-    def forced(self, given: Tensor, value: float | Tensor) -> Tensor:
-        return full_like(given, value)
-
-    def values(self, given: Tensor) -> Tensor:
-        return given
 
 
 __all__ = ["Granularity", "OutputGate", "Rank", "float32", "register"]

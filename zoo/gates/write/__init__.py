@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from zoo.gates._gate import Gate, float32, full_like
+from zoo.gates._gate import Gate, float32
 from zoo.registry import WRITE
 
 register = WRITE.register
@@ -26,12 +26,6 @@ class WriteGate(Gate):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """x [B,T,d_in] -> beta of every step."""
-
-    def forced(self, given: Tensor, value: float | Tensor) -> Tensor:
-        return full_like(given, value)
-
-    def values(self, given: Tensor) -> Tensor:
-        return given
 
 
 __all__ = ["WriteGate", "float32", "register"]
