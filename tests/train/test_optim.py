@@ -45,6 +45,17 @@ def test_a_tied_head_is_the_embedding() -> None:
     assert "head" not in groups.values()
 
 
+class HeadFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.embed = nn.Linear(4, 8, bias=False), nn.Embedding(8, 4)
+        self.head.weight = self.embed.weight
+
+
+def test_a_tied_head_is_the_embedding_in_any_order() -> None:
+    assert named(HeadFirst()) == {"head.weight": "embedding"}
+
+
 class Experts(nn.Module):
     projections = ("w1", "w2")
     no_decay = ("w2",)

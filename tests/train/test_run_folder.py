@@ -178,6 +178,14 @@ def test_throughput_leaves_out_the_pauses(monkeypatch: pytest.MonkeyPatch) -> No
     assert 100 < throughput.add(200) < 200
 
 
+def test_validation_is_a_pause() -> None:
+    progress = StepProgress()
+    progress.throughput.start()
+    progress.on_validation_start(None, None)  # type: ignore[arg-type]
+    progress.throughput.add(100)
+    assert progress.throughput.seconds == 0
+
+
 def test_the_users_callbacks_replace_ours(tmp_path: Path) -> None:
     own = Checkpoints(every_n_steps=7)
     found = default_callbacks([own])

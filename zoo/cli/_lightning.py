@@ -112,6 +112,8 @@ class CommandLine(LightningCLI):
             ours = default_callbacks(_listed(given.callbacks), self.resolved(), self.request.force)
             logger = False if given.logger is False else [MetricsCSV(self.folder), *_listed(given.logger)]
             kwargs |= {"callbacks": ours, "logger": logger}
+            if isinstance(given.val_check_interval, int) and 0 < given.max_steps < given.val_check_interval:
+                kwargs |= {"val_check_interval": given.max_steps}  # a run that is cut short is measured at its end
         elif given.logger in (None, True):
             kwargs |= {"logger": False}
         if given.enable_model_summary is None:
@@ -141,7 +143,12 @@ class CommandLine(LightningCLI):
         # the stack as it was read: a dump loses the difference between '1e-3' and 1e-3
         model = {**dumped.pop("model"), "stack": self.recipe.stack}
         # what is null and is null by default says nothing
-        dumped["trainer"] = {name: value for name, value in dumped["trainer"].items() if value is not None}
+        defaults = inspect.signature(Trainer).parameters
+        dumped["trainer"] = {
+            name: value
+            for name, value in dumped["trainer"].items()
+            if value is not None or defaults[name].default is not None
+        }
         return {"imports": model.pop("imports"), "model": model, **dumped}
 
     def predict(self, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ rules; the other arguments go on to LightningCLI.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,8 +116,10 @@ def complete(request: Request) -> None:
     if not beside:
         first = next(iter(request.overrides), "--")
         recipe = "qwen3_next/tiny" if first.startswith("-") else first
+        typo = first.partition("=")[0]
+        hint = f" (is '{typo}' a slip for it?)" if difflib.get_close_matches(typo, ["--config"], cutoff=0.7) else ""
         raise RecipeError(
-            f"zoo {request.command}: --config is missing: a recipe's name or path, as in --config {recipe}"
+            f"zoo {request.command}: --config is missing{hint}: a recipe's name or path, as in --config {recipe}"
         )
     request.configs.append(str(beside / "config.yaml"))
 
