@@ -6,6 +6,7 @@ names (and so torch) and checks their options, slots and granularities. Nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ from typing import Annotated, Any
 from zoo.decode import AtLeast, Part, Size, decode, decode_options, option_parameters
 from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, RecipeError, Registry, did_you_mean
 from zoo.shapes import NormConfig, SlotSpec
+
+GRANULARITIES = {"head": "one number a head", "channel": "one a key channel", "full": "one an entry of the state"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +135,19 @@ def _check_gate_name(name: str, registry: Registry | None, place: str) -> None:
 
 def _check_gates(mixer: MixerPart, place: str) -> None:
     slots: Mapping[str, SlotSpec] = MIXERS.get(mixer.name, place).SLOTS
-    for slot, gate in mixer.gates.items():
+    for slot in mixer.gates:
         if slot not in slots:
             raise RecipeError(f"{place}.gates.{slot}: '{mixer.name}' has no such slot{did_you_mean(slot, slots)}")
-        _check_gate(slots[slot], gate, f"{place}.gates.{slot}")
     for slot, spec in slots.items():
-        if spec.required and slot not in mixer.gates:
+        if slot in mixer.gates:
+            _check_gate(mixer, slot, spec, f"{place}.gates.{slot}")
+        elif spec.required:
             known = ", ".join(GATES[spec.kind].names())
             raise RecipeError(f"{place}.gates.{slot}: missing: '{mixer.name}' needs a {spec.kind} gate. Known: {known}")
 
 
-def _check_gate(spec: SlotSpec, gate: Part, place: str) -> None:
-    registry = GATES[spec.kind]
+def _check_gate(mixer: MixerPart, slot: str, spec: SlotSpec, place: str) -> None:
+    gate, registry = mixer.gates[slot], GATES[spec.kind]
     if gate.name not in registry:
         kinds = " and ".join(kind for kind, gates in GATES.items() if gate.name in gates)
         known = did_you_mean(gate.name, registry.names())
@@ -152,5 +156,23 @@ def _check_gate(spec: SlotSpec, gate: Part, place: str) -> None:
     options = decode_options(cls, gate.options, f"{place}.options")
     granularity = granularity_of(cls, options)
     if spec.granularities and granularity not in spec.granularities:
-        takes = " or ".join(spec.granularities)
-        raise RecipeError(f"{place}: '{gate.name}' is of granularity {granularity}, and the slot takes {takes}")
+        gives = GRANULARITIES.get(str(granularity), str(granularity))
+        takes = " or ".join(GRANULARITIES[known] for known in spec.granularities)
+        raise RecipeError(f"{place}: '{gate.name}' gives {gives}, and the op of '{mixer.name}' takes {takes}")
+    if spec.at_most is not None and cls.at_most > spec.at_most:
+        gives = "is unbounded" if math.isinf(cls.at_most) else f"goes up to {cls.at_most:g}"
+        raise RecipeError(f"{place}: '{gate.name}' {gives}, and '{mixer.name}' diverges beyond {spec.at_most:g}")
+    if getattr(cls, "reads", "input") != "input":
+        _check_reads(cls.reads, gate.name, mixer, place)
+
+
+def _check_reads(reads: str, name: str, mixer: MixerPart, place: str) -> None:
+    """What a write gate reads of the decay is there."""
+    if "decay" not in mixer.gates:
+        raise RecipeError(f"{place}: '{name}' reads the {reads} of the decay gate, and the slot decay is empty")
+    decay = mixer.gates["decay"].name
+    giving = [key for key in GATES["decay"].names() if GATES["decay"].get(key).gives_step]
+    if reads == "step" and decay not in giving:
+        raise RecipeError(
+            f"{place}: '{name}' reads the step of the decay gate, and '{decay}' has none: use {' or '.join(giving)}"
+        )

@@ -27,6 +27,7 @@ class Layout:
     bounds      cu_seqlens as a list
     past        tokens carried by the cache: one number (dense), or one a document (packed)
     rows        the cache rows of the documents, or None for all in order
+    shared      what a layer leaves, by name, for the layers above it (RWKV-7's first values)
     """
 
     positions: Tensor
@@ -34,6 +35,7 @@ class Layout:
     bounds: list[int] | None = None
     past: int | list[int] = 0
     rows: list[int] | None = None
+    shared: dict[str, Tensor] = field(default_factory=dict)
     _angles: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def angles(self, rope: Rope, width: int) -> tuple[Tensor, Tensor]:

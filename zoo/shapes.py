@@ -27,12 +27,14 @@ class SlotSpec:
     """A named place in a mixer for one gate.
 
     `kind` is decay, write, output or branch; `granularities` are those that the mixer's op can take (empty: all);
-    a `required` slot must be filled, an optional one left empty means that there is no gate.
+    `at_most` is the largest value that it stands (None: any). A `required` slot must be filled, an optional one left
+    empty means that there is no gate.
     """
 
     kind: str
     granularities: tuple[str, ...] = ()
     required: bool = False
+    at_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a mixer, a gate or an FFN may know of the stack around it."""
+    """What a mixer, a gate or an FFN may know of the stack around it. `like_me` counts the layers below that have the
+    same mixer."""
 
     d_model: int
     layer: int = 0
     n_layers: int = 1
     norm: NormConfig = NormConfig()
+    like_me: int = 0
 
     def slot(self, name: str, n_heads: int, head_dim: int, d_in: int | None = None) -> Slot:
         """The slot `name` of this layer; the gate reads the layer's input unless `d_in` gives another width."""

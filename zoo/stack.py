@@ -70,7 +70,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(
             Block(
                 config.blocks[name],
-                LayerContext(config.d_model, layer, config.n_layers, config.norm),
+                LayerContext(config.d_model, layer, config.n_layers, config.norm, _same_mixer_below(config, layer)),
                 f"model.stack.blocks.{name}",
             )
             for layer, name in enumerate(config.layers)
@@ -208,6 +208,11 @@ class Stack(nn.Module):
             if step + 1 < max_new_tokens:
                 last = self(out[-1], cache=cache)[:, -1]
         return torch.cat(out, dim=1)
+
+
+def _same_mixer_below(config: StackConfig, layer: int) -> int:
+    mixers = [config.blocks[name].mixer.name for name in config.layers[: layer + 1]]
+    return mixers[:-1].count(mixers[-1])
 
 
 def _next_tokens(tokens: Tensor, layout: Layout) -> Tensor:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ class Gate(nn.Module, ABC):
         self.register_forward_hook(_give_forced)
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Any:
-        """The gate's values for x."""
+    def forward(self, x: Any) -> Any:
+        """The gate's values for x: a tensor [B,T,d_in], but for a write gate that reads the decay."""
 
     def forced(self, given: Any, value: float | Tensor) -> Any:
         """What the gate returns instead of `given` when its values are forced to `value`, in the gate's own unit."""
@@ -41,6 +41,14 @@ class Gate(nn.Module, ABC):
     def values(self, given: Any) -> Tensor:
         """What `given`, returned by `forward`, says in the gate's own unit."""
         return given
+
+
+class Decay(NamedTuple):
+    """What a decay gate gives, float32: log_decay <= 0, [B,T,H] (head), [B,T,H,K] (channel) or [B,T,H,N] (full); and
+    the step Δ [B,T,H] that it was made of, where it has one."""
+
+    log_decay: Tensor
+    step: Tensor | None = None
 
 
 def _give_forced(gate: Gate, args: Any, given: Any) -> Any:

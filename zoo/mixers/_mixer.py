@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.cache import LayerCache
 from zoo.decode import Part, decode_options, option_parameters
-from zoo.nn import RMSNorm
+from zoo.nn import LayerNorm, RMSNorm
 from zoo.registry import GATES, MIXERS
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, Slot, SlotSpec
@@ -38,7 +38,7 @@ class Mixer(nn.Module, ABC):
         self.norm = context.norm if norm is None else norm
         self.read_out_norm = NormConfig(eps=context.norm.eps) if norm is None else norm
         self.gates = nn.ModuleDict()
-        self.o_norm: RMSNorm | None = None
+        self.o_norm: RMSNorm | LayerNorm | None = None
         self.gate_order: GateOrder = "norm_first"
 
     @abstractmethod
@@ -64,29 +64,41 @@ class Mixer(nn.Module, ABC):
             except ValueError as error:
                 raise ValueError(f"gates.{name}.options.{error}") from None
 
-    def set_read_out(self, n_heads: int, width: int, out_norm: OutNorm, gate_order: GateOrder) -> None:
-        """The norm beside the output gate: over each head's width, over all heads together, or none. ValueError for an
-        order of a norm and a gate that are not both there."""
+    def set_read_out(
+        self, n_heads: int, width: int, out_norm: OutNorm, gate_order: GateOrder, *, layer_norm: bool = False
+    ) -> None:
+        """The norm beside the output gate: over each head's width, over all heads together, or none; an RMSNorm, or a
+        LayerNorm with weights for every channel of every head. ValueError for an order of a norm and a gate that are
+        not both there."""
         usual = option_parameters(type(self))["gate_order"].default
         if gate_order != usual and (out_norm == "none" or "output" not in self.gates):
             raise ValueError(f"gate_order: {gate_order} says nothing without both an output gate and an out_norm")
         self.gate_order = gate_order
         self.full_norm = out_norm == "full"
-        if out_norm != "none":
+        if out_norm == "none":
+            return
+        if layer_norm:
+            self.o_norm = LayerNorm((n_heads * width,) if self.full_norm else (n_heads, width), self.read_out_norm)
+        else:
             self.o_norm = RMSNorm(n_heads * width if self.full_norm else width, self.read_out_norm)
 
     def gated(self, slot: str, y: Tensor, x: Tensor) -> Tensor:
-        """y [B,T,H,E] times the score that the gate in `slot` computes from x; y itself when the slot is empty."""
+        """y [B,T,H,E] times (or plus) the score that the gate in `slot` computes from x; y itself when the slot is
+        empty."""
         if slot not in self.gates:
             return y
-        return (y * self.gates[slot](x)).to(y.dtype)
+        gate = self.gates[slot]
+        return (y + gate(x) if gate.additive else y * gate(x)).to(y.dtype)
 
-    def read_out(self, o: Tensor, x: Tensor) -> Tensor:
-        """o [B,T,H,V] through norm and output gate in this mixer's order, flattened to [B,T,H·V]."""
+    def read_out(self, o: Tensor, x: Tensor, bonus: Tensor | None = None) -> Tensor:
+        """o [B,T,H,V] through norm and output gate in this mixer's order, flattened to [B,T,H·V]. `bonus` is added
+        behind the norm."""
         if self.gate_order == "gate_first":
             o = self.gated("output", o, x)
         if self.o_norm is not None:
             o = self.o_norm(o.flatten(-2)).view_as(o) if self.full_norm else self.o_norm(o)
+        if bonus is not None:
+            o = o + bonus
         if self.gate_order == "norm_first":
             o = self.gated("output", o, x)
         return o.flatten(-2)

@@ -1,8 +1,22 @@
 """Small layers that mixers, gates and FFNs are made of."""
 
 from zoo.nn.linear import LowRank, Rank, projection
-from zoo.nn.norm import RMSNorm
+from zoo.nn.norm import LayerNorm, RMSNorm
 from zoo.nn.rope import Rope, rotate
 from zoo.nn.short_conv import ShortConv
+from zoo.nn.token_shift import DynamicTokenShift, Start, TokenShift, previous_token
 
-__all__ = ["LowRank", "RMSNorm", "Rank", "Rope", "ShortConv", "projection", "rotate"]
+__all__ = [
+    "DynamicTokenShift",
+    "LayerNorm",
+    "LowRank",
+    "RMSNorm",
+    "Rank",
+    "Rope",
+    "ShortConv",
+    "Start",
+    "TokenShift",
+    "previous_token",
+    "projection",
+    "rotate",
+]

@@ -1,4 +1,4 @@
-"""RMSNorm, plain and zero-centred."""
+"""RMSNorm, plain and zero-centred, and LayerNorm."""
 
 from __future__ import annotations
 
@@ -34,3 +34,33 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, zero_centered={self.zero_centered}"
+
+
+class LayerNorm(nn.Module):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) · w + b over the last axis; zero-centred: · (1 + w).
+
+    x [..., *shape] -> same. w and b have the whole `shape`: with [H,V] this is RWKV's GroupNorm, a group a head.
+    Statistics are float32 or better. Ba et al. 2016 (arXiv:1607.06450).
+    """
+
+    no_decay = ("weight", "bias")
+
+    def __init__(self, shape: tuple[int, ...], config: NormConfig):
+        super().__init__()
+        self.eps = config.eps
+        self.zero_centered = config.zero_centered
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 1 + self.weight if self.zero_centered else self.weight
+        y = F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=self.eps)
+        return torch.addcmul(self.bias, y, weight).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.weight.shape)}, eps={self.eps}, zero_centered={self.zero_centered}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from zoo.gates._gate import Gate, float32, full_like
+from zoo.gates._gate import Decay, Gate, float32, full_like
 from zoo.registry import DECAY
 
 register = DECAY.register
@@ -19,22 +19,18 @@ FORGET = -1e4
 """A log-decay that forgets all: exp(-1e4) is 0, and unlike -inf it can be subtracted from itself."""
 
 
-class Decay(NamedTuple):
-    """log_decay <= 0, float32: [B,T,H] (head), [B,T,H,K] (channel)."""
-
-    log_decay: Tensor
-
-
 class DecayGate(Gate):
     """S_t <- exp(log_decay_t) S_{t-1}: the gate computes log_decay, the op applies it.
 
-    `granularity` is `head` (one number a head) or `channel` (one a key channel); it picks the kernel. A gate's own
-    parameters (A_log, dt_bias, ...) stay float32 whatever precision the model is cast to, since a decay near 1 has no
-    room in bfloat16; its projections follow the model.
+    `granularity` is `head` (one number a head), `channel` (one a key channel) or `full` (one an entry of the state); it
+    picks the kernel. `gives_step` says that the Decay holds the step Δ that it was made of. A gate's own numbers
+    (A_log, dt_bias, ...) stay float32 whatever precision the model is cast to, since a decay near 1 has no room in
+    bfloat16; its projections follow the model.
     """
 
     kind = "decay"
-    granularity: ClassVar[str]
+    granularity: str
+    gives_step: ClassVar[bool] = False
     keep_float32 = True
 
     def __init__(self) -> None:
@@ -47,15 +43,15 @@ class DecayGate(Gate):
 
     def forced(self, given: Decay, value: float | Tensor) -> Decay:
         """One number for all needs no channels: the log-decay becomes per head, so that 1 equals the empty slot
-        exactly. ValueError for what is no decay."""
-        log_decay = given.log_decay
+        exactly. The step stays what it is. ValueError for what is no decay."""
+        log_decay, step = given
         low, high = (float(end) for end in torch.as_tensor(value).aminmax())
         if not 0 <= low <= high <= 1:
             raise ValueError(f"force: a decay is in [0, 1], found {low if low < 0 else high}")
         if not isinstance(value, Tensor):
             head = log_decay if log_decay.ndim == 3 else log_decay[..., 0]
-            return Decay(torch.full_like(head, math.log(value) if value > 0 else FORGET))
-        return Decay(full_like(log_decay, value.to(log_decay).log().clamp_min(FORGET)))
+            return Decay(torch.full_like(head, math.log(value) if value > 0 else FORGET), step)
+        return Decay(full_like(log_decay, value.to(log_decay).log().clamp_min(FORGET)), step)
 
     def values(self, given: Decay) -> Tensor:
         return given.log_decay.exp()
@@ -74,6 +70,26 @@ class DecayGate(Gate):
 
         super()._apply(keep, recurse=False)
         return self
+
+
+class FixedDecay(DecayGate):
+    """A decay a head that nothing moves: log_decay [B,T,H] = rates[h], whatever the token."""
+
+    granularity = "head"
+    rates: Tensor
+
+    def __init__(self, rates: Sequence[float]):
+        super().__init__()
+        self._rates = tuple(rates)
+        self.register_buffer("rates", torch.empty(len(rates), dtype=torch.float32), persistent=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.rates.copy_(torch.tensor(self._rates))
+
+    def forward(self, x: Tensor) -> Decay:
+        return Decay(self.rates.to(torch.promote_types(x.dtype, torch.float32)).expand(*x.shape[:-1], -1))
 
 
 def _widen(gate: DecayGate, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
@@ -102,4 +118,4 @@ def float32_parameter(*shape: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
 
 
-__all__ = ["Decay", "DecayGate", "check_range", "dt_bias_", "float32", "float32_parameter", "register"]
+__all__ = ["Decay", "DecayGate", "FixedDecay", "check_range", "dt_bias_", "float32", "float32_parameter", "register"]

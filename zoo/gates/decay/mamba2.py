@@ -15,12 +15,13 @@ class Mamba2Decay(DecayGate):
     `a_init` is the range of exp(A_log), uniform: Mamba-2 starts in (1, 16); the Gated DeltaNet paper and OLMo-Hybrid in
     (0, 16), for which give a small positive lower end, since A_log = log 0 is a head that never learns. dt_bias starts
     so that softplus(dt_bias) is log-uniform in `dt_init`. (The dt_bias = 1 of transformers' Qwen3-Next is a
-    placeholder: it forgets all within a step or two.)
+    placeholder: it forgets all within a step or two.) The softplus is the step Δ, for the write gate `tied_step`.
 
     Dao & Gu 2024 (arXiv:2405.21060); Yang et al. 2024, Gated DeltaNet (arXiv:2412.06464).
     """
 
     granularity = "head"
+    gives_step = True
     no_decay = ("A_log", "dt_bias")
 
     def __init__(
@@ -42,4 +43,4 @@ class Mamba2Decay(DecayGate):
 
     def forward(self, x: Tensor) -> Decay:
         step = F.softplus(float32(self.a_proj(x)) + self.dt_bias)
-        return Decay(-self.A_log.exp() * step)
+        return Decay(-self.A_log.exp() * step, step)

@@ -8,17 +8,18 @@ from typing import Literal
 from torch import Tensor
 
 from zoo.gates._gate import Gate, float32
-from zoo.nn import Rank
+from zoo.nn import Rank, projection
 from zoo.registry import OUTPUT
+from zoo.shapes import Slot
 
 register = OUTPUT.register
 
-Granularity = Literal["elementwise", "headwise"]
+Granularity = Literal["elementwise", "headwise", "head_shared"]
 
 
 class OutputGate(Gate):
-    """y <- score · y for a tensor y [B,T,H,E] inside the layer: the gate computes the score, float32, [B,T,H,E] or
-    [B,T,H,1].
+    """y <- score · y, or y + score for an `additive` gate, for a tensor y [B,T,H,E] inside the layer: the gate computes
+    the score, float32, [B,T,H or 1,E or 1].
 
     One gate works in five places of a mixer: `output` (G1, after attention or the state's read-out), `value` (G2),
     `key` (G3), `query` (G4) and `post` (G5, after the output projection: one head of width D). Qiu et al. 2025
@@ -26,10 +27,37 @@ class OutputGate(Gate):
     """
 
     kind = "output"
+    additive = False
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """x [B,T,d_in] -> the score of every head (and channel)."""
 
 
-__all__ = ["Granularity", "OutputGate", "Rank", "float32", "register"]
+class ProjectedOutput(OutputGate):
+    """score = f(W_g x), f an activation: one score a channel (elementwise, [B,T,H,E]), a head (headwise, [B,T,H,1]), or
+    a channel of all heads alike (head_shared, [B,T,1,E]).
+
+    `head_shared` is the paper's: every head's scores are computed and then averaged over the heads, so it has as many
+    parameters as elementwise (Qiu et al. 2025, §3.2.1). W_g is full, or goes through a bottleneck (`rank`).
+    """
+
+    def __init__(
+        self, slot: Slot, *, granularity: Granularity = "elementwise", rank: Rank = "full", additive: bool = False
+    ):
+        super().__init__()
+        self.additive = additive
+        self.shared = granularity == "head_shared"
+        self.shape = (slot.n_heads, 1 if granularity == "headwise" else slot.head_dim)
+        self.g_proj = projection(slot.d_in, self.shape[0] * self.shape[1], rank, slot.head_dim)
+
+    @abstractmethod
+    def activate(self, z: Tensor) -> Tensor:
+        """The score from z = W_g x, elementwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = self.activate(float32(self.g_proj(x)).unflatten(-1, self.shape))
+        return score.mean(-2, keepdim=True) if self.shared else score
+
+
+__all__ = ["Granularity", "OutputGate", "ProjectedOutput", "Rank", "float32", "register"]

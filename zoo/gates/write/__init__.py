@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from zoo.gates._gate import Gate, float32
+from zoo.gates._gate import Decay, Gate, float32
 from zoo.registry import WRITE
 
 register = WRITE.register
 
 
 class WriteGate(Gate):
-    """S_t <- ... + (beta_t k_t) v_t^T: the gate computes beta, float32, [B,T,H] or [B,T,H,K], in [0,1] or [0,2].
+    """S_t <- ... + (beta_t k_t) v_t^T: the gate computes beta >= 0, float32, [B,T,H] or [B,T,H,K].
 
-    In the delta family beta is the strength of the correction (2 reflects: negative eigenvalues); elsewhere a factor
-    on k.
+    In the delta family beta is the strength of the correction, and beyond 2 that diverges; elsewhere it is a factor on
+    k. `at_most` is the largest beta that the gate gives. A gate that `reads` the decay gets the Decay of its layer in
+    place of x; where it reads the step, the decay gate must give one.
     """
 
     kind = "write"
-    granularity: ClassVar[str]
+    reads: ClassVar[Literal["input", "decay", "step"]] = "input"
+    at_most: ClassVar[float] = 2.0
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,T,d_in] -> beta of every step."""
+    def forward(self, x: Any) -> Tensor:
+        """x [B,T,d_in], or the layer's Decay -> beta of every step."""
 
 
-__all__ = ["WriteGate", "float32", "register"]
+UNBOUNDED = math.inf
+
+__all__ = ["UNBOUNDED", "Decay", "WriteGate", "float32", "register"]

@@ -14,8 +14,6 @@ class SigmoidWrite(WriteGate):
     state tracking needs: Grazzi et al. 2024 (arXiv:2411.12537); OLMo-Hybrid.
     """
 
-    granularity = "head"
-
     def __init__(self, slot: Slot, *, scale: float = 1.0):
         super().__init__()
         if not 0 < scale <= 2:

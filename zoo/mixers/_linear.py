@@ -1,0 +1,159 @@
+"""What the linear mixers share: heads, slots, the state that they carry, and how decay and write gates are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from zoo.cache import LayerCache
+from zoo.decode import Part
+from zoo.mixers._mixer import Mixer
+from zoo.nn import ShortConv, previous_token
+from zoo.sequence import Layout
+from zoo.shapes import LayerContext, NormConfig, SlotSpec
+
+DECAY = SlotSpec("decay", granularities=("head", "channel"))
+OUTPUT = SlotSpec("output")
+
+
+class LinearMixer(Mixer):
+    """A mixer whose memory is a state [HV,K,V], of one size however long the document.
+
+    H query/key heads of width K, HV value heads of width V, HV a multiple of H: value head h reads query/key head
+    h // (HV/H).
+    """
+
+    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
+        "decay": DECAY,
+        "write": SlotSpec("write"),
+        "query": OUTPUT,
+        "key": OUTPUT,
+        "value": OUTPUT,
+        "output": OUTPUT,
+        "post": OUTPUT,
+    }
+
+    def __init__(
+        self,
+        context: LayerContext,
+        *,
+        n_heads: int,
+        head_dim: int,
+        n_v_heads: int,
+        head_v_dim: int,
+        norm: NormConfig | None,
+    ):
+        super().__init__(context, norm)
+        if n_v_heads % n_heads:
+            raise ValueError(f"n_v_heads: {n_v_heads} value heads are no multiple of n_heads {n_heads}")
+        self.n_heads, self.head_dim, self.n_v_heads, self.head_v_dim = n_heads, head_dim, n_v_heads, head_v_dim
+        self.d_k, self.d_v = n_heads * head_dim, n_v_heads * head_v_dim
+        self.conv_size: int | None = None
+        self.carried_inputs = 0
+
+    def fill_slots(
+        self,
+        gates: Mapping[str, Part],
+        *,
+        reads: Mapping[str, int] | None = None,
+        values: tuple[int, int] | None = None,
+    ) -> None:
+        """Builds the gates: their slots have the shapes of what they act on, and read the layer's input unless `reads`
+        gives another width. `values` is the shape (heads, width) in which value and output gates see values."""
+        values = (self.n_v_heads, self.head_v_dim) if values is None else values
+        states, keys = (self.n_v_heads, self.head_dim), (self.n_heads, self.head_dim)
+        shapes = {
+            "decay": states,
+            "write": states,
+            "query": keys,
+            "key": keys,
+            "value": values,
+            "output": values,
+            "post": (1, self.context.d_model),
+        }
+        reads = reads or {}
+        self.fill(gates, {slot: self.context.slot(slot, *shapes[slot], reads.get(slot)) for slot in self.SLOTS})
+
+    def add_convolutions(self, conv_size: int | None, widths: Mapping[str, int], *, bias: bool = False) -> None:
+        """One short convolution, with its silu, for each of the named projections; none where conv_size is None."""
+        self.conv_size = conv_size
+        if conv_size is None:
+            return
+        for name, width in widths.items():
+            setattr(self, f"{name}_conv1d", ShortConv(width, conv_size, bias=bias))
+            self.carried_inputs += width * (conv_size - 1)
+
+    def convolved(self, name: str, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
+        """x [B,T,E] through the convolution of that name."""
+        conv: ShortConv = getattr(self, f"{name}_conv1d")
+        state = cache.read(f"{name}_conv", layout) if cache is not None else None
+        y, state = conv(x, state, layout.cu_seqlens)
+        if cache is not None:
+            cache.write(f"{name}_conv", state, layout)
+        return y
+
+    def previous(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
+        """The token before each of x [B,T,D]; before a document's first stands what the cache carries, or zeros."""
+        last = cache.read("token", layout) if cache is not None else None
+        shifted, last = previous_token(x, last, layout.bounds)
+        if cache is not None:
+            cache.write("token", last, layout)
+        return shifted
+
+    def decay_and_beta(self, x_decay: Tensor, x_write: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """log_decay and beta of every step, None for an empty slot, from what each gate reads."""
+        decay = self.gates["decay"](x_decay) if "decay" in self.gates else None
+        beta = None
+        if "write" in self.gates:
+            write = self.gates["write"]
+            beta = write(x_write if write.reads == "input" else decay)
+        return None if decay is None else decay.log_decay, beta
+
+    def recur(
+        self,
+        op: Callable[..., tuple[Tensor, Tensor]],
+        *args: Tensor | None,
+        layout: Layout,
+        cache: LayerCache | None,
+        **options: Any,
+    ) -> Tensor:
+        """The op's output; it goes on from the cache's state, and leaves its own there."""
+        state = cache.read("state", layout) if cache is not None else None
+        o, state = op(*args, initial_state=state, cu_seqlens=layout.cu_seqlens, **options)
+        if cache is not None:
+            cache.write("state", state, layout)
+        return o
+
+    def state_size(self, length: int) -> int:
+        return self.n_v_heads * self.head_dim * self.head_v_dim + self.carried_inputs
+
+    def conv_flops(self) -> int:
+        """A multiply-add for every tap."""
+        size = self.conv_size
+        return 0 if size is None else 2 * size * (self.carried_inputs // (size - 1))
+
+
+def written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v for an additive write of (beta k) v^T. A beta per head [B,T,HV] scales v, which is the same and needs no
+    key for each value head; one per channel [B,T,HV,K] scales k."""
+    if beta is None:
+        return q, k, v
+    if beta.ndim == 3:
+        return q, k, (beta.unsqueeze(-1) * v).to(v.dtype)
+    repeats = beta.shape[2] // k.shape[2]
+    q, k = (x.repeat_interleave(repeats, dim=2) if repeats > 1 else x for x in (q, k))
+    return q, (beta * k).to(k.dtype), v
+
+
+def l2norm(x: Tensor) -> Tensor:
+    """x / sqrt(Σx² + 1e-6) over the last axis, float32 inside: fla's form, whose gradient is finite at 0."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def linear(d_in: int, d_out: int) -> nn.Linear:
+    """A projection; none in this family has a bias."""
+    return nn.Linear(d_in, d_out, bias=False)

@@ -1,0 +1,87 @@
+"""RWKV's view of the token before: every projection reads its own mixture of x_t and x_{t-1}."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+def previous_token(x: Tensor, last: Tensor | None, bounds: list[int] | None) -> tuple[Tensor, Tensor]:
+    """x_{t-1} for every t of x [B,T,D], and the newest token of each document, [N,D], from which the next call goes on.
+
+    `last` [N,D] are the tokens before these, None is zeros; `bounds` cut x into documents that are packed into one row.
+    """
+    starts = [0] if bounds is None else bounds[:-1]
+    ends = [x.shape[1]] if bounds is None else bounds[1:]
+    n = len(x) if bounds is None else len(starts)
+    last = x.new_zeros(n, x.shape[2]) if last is None else last.to(x.dtype)
+    before = last.unsqueeze(1) if bounds is None else last.unsqueeze(0)
+    if bounds is None:
+        shifted = torch.cat([before, x[:, :-1]], dim=1)
+    else:
+        index = torch.tensor(starts, device=x.device)
+        shifted = torch.cat([x[:, :1], x[:, :-1]], dim=1).index_copy(1, index, before)
+    return shifted, x[:, [end - 1 for end in ends]].flatten(0, 1).clone()
+
+
+class Start(NamedTuple):
+    """Where a mixture starts: the share of x_{t-1} in channel c of D is 1 - (c/D)^(power · (1 - l/L)) in layer l of L,
+    less `drop` · l/(L-1) · 1."""
+
+    power: float
+    drop: float = 0.0
+
+    def fill(self, width: int, layer: int, n_layers: int) -> Tensor:
+        """[width]: low layers and low channels look back most."""
+        channel = torch.arange(width, dtype=torch.float32) / width
+        depth = layer / max(1, n_layers - 1)
+        return 1 - (channel ** (self.power * (1 - layer / n_layers)) + self.drop * depth)
+
+
+class TokenShift(nn.Module):
+    """x_i = x_t + μ_i (x_{t-1} - x_t), one learnt mixture μ_i [D] for each of n streams. RWKV-7 (arXiv:2503.14456), §4.
+
+    x and its predecessor [B,T,D] -> n tensors [B,T,D].
+    """
+
+    no_decay = ("mu",)
+
+    def __init__(self, width: int, starts: Sequence[Start], layer: int, n_layers: int):
+        super().__init__()
+        self.starts, self.layer, self.n_layers = tuple(starts), layer, n_layers
+        self.mu = nn.Parameter(torch.empty(len(starts), width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for row, start in zip(self.mu, self.starts, strict=True):
+            row.copy_(start.fill(row.numel(), self.layer, self.n_layers))
+
+    def forward(self, x: Tensor, previous: Tensor) -> list[Tensor]:
+        back = previous - x
+        return [torch.addcmul(x, back, mu.to(x.dtype)) for mu in self.mu]
+
+
+class DynamicTokenShift(nn.Module):
+    """x_i = x_t + (μ_i + W_i tanh(V_i x')) (x_{t-1} - x_t), x' = x_t + μ (x_{t-1} - x_t): the mixture depends on the
+    token. RWKV-6 (arXiv:2404.05892), §3.1.
+
+    V_i goes to `rank` channels. x and its predecessor [B,T,D] -> n tensors [B,T,D].
+    """
+
+    def __init__(self, width: int, starts: Sequence[Start], layer: int, n_layers: int, rank: int):
+        super().__init__()
+        self.shift = TokenShift(width, [Start(1.0)], layer, n_layers)
+        self.mixtures = TokenShift(width, starts, layer, n_layers)
+        self.a = nn.Linear(width, len(starts) * rank, bias=False)
+        self.b = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in starts)
+
+    def forward(self, x: Tensor, previous: Tensor) -> list[Tensor]:
+        (mixed,) = self.shift(x, previous)
+        hidden = self.a(mixed).tanh().chunk(len(self.b), dim=-1)
+        back = previous - x
+        moved = zip(self.mixtures(x, previous), self.b, hidden, strict=True)
+        return [torch.addcmul(still, back, b(h)) for still, b, h in moved]

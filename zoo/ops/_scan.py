@@ -1,0 +1,165 @@
+"""Linear attention for values of width 1, one token after another: the selective scan of Mamba-1.
+
+s_t = exp(log_decay_t) s_{t-1} + k_t v_t
+o_t = <scale q_t, s_t>, with a bonus u <scale q_t, s_{t-1} + u k_t v_t>
+
+The state of a head is one vector of width K, so the products within a chunk, C x C a head, would cost far more than
+the recurrence. What depends on no state is done for a chunk of tokens at once; the step itself is one operation on all
+heads of all sequences. Backward, with g_t the gradient of s_t, from the last token to the first,
+
+    g_t = scale q_t do_t + exp(log_decay_{t+1}) g_{t+1}
+    dq_t = scale s_t do_t      dk_t = g_t v_t      dv_t = <g_t, k_t>      dlog_decay_t = g_t exp(log_decay_t) s_{t-1}
+
+where the states are computed again from the one that is kept for each chunk.
+
+Source: Gu and Dao, "Mamba" (2312.00752), sections 3.2 and 3.3.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zoo.ops._chunks import Chunks
+from zoo.ops._delta_chunked import full_precision
+
+SIZE = 32  # tokens of a chunk: fewer keep more states, with more the states at work leave the processor's cache
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    bounds: list[int] | None,
+) -> tuple[Tensor, Tensor]:
+    """`zoo.ops.linear_attention` for checked arguments and V = 1, with the document boundaries as a list.
+    Differentiable once."""
+    return _Scan.apply(q, k, v, log_decay, bonus, scale, initial_state, bounds)
+
+
+class _Tokens:
+    """The inputs in N chunks, time first: q, k [C,N,H,K], v [C,N,H,G] with G = HV/H, decay [C,N,HV,K] or [C,N,HV,1]."""
+
+    def __init__(self, chunks: Chunks, q, k, v, log_decay, bonus, scale: float, dtype: torch.dtype):
+        self.chunks, self.dtype = chunks, dtype
+        self.heads = q.shape[2], v.shape[2] // q.shape[2]
+        self.q, self.k = self.cut(q).mul_(scale), self.cut(k)
+        self.v = self.cut(v).view(*self.k.shape[:2], *self.heads)
+        if log_decay is None:
+            log_decay = v.new_zeros(v.shape[:3])
+        self.decay = self.cut(log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).exp_()
+        # Slot t has the state before the chunk's token t, and slot t + 1 that after it.
+        shape = chunks.size + 1, chunks.steps[0][0].stop, v.shape[2], q.shape[3]
+        self.slots, self.grad_slots = (v.new_empty(shape, dtype=dtype) for _ in range(2))
+        self.bonus = None if bonus is None else bonus.to(dtype).view(q.shape[2], -1, q.shape[3])
+        self.read = slice(1, None) if bonus is None else slice(-1)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Tokens [B,T,...] into [C,N,...]; pads are zero."""
+        out = x.new_empty(self.chunks.size, self.chunks.rows, x.shape[2:].numel(), dtype=self.dtype)
+        self.chunks.cut(x.flatten(2).unsqueeze(2), out.transpose(0, 1), zero_pads=True)
+        return out.unflatten(2, x.shape[2:])
+
+    def join(self, x: Tensor, like: Tensor) -> Tensor:
+        """The adjoint of `cut`."""
+        return self.chunks.join(x.flatten(2).transpose(0, 1), 1).view_as(like).to(like.dtype)
+
+    def states(self, at: slice, entering: Tensor) -> Tensor:
+        """[C+1,n,HV,K] for the chunks `at`."""
+        slots = self.slots[:, : at.stop - at.start]
+        slots[0] = entering
+        torch.mul(self.k[:, at].unsqueeze(3), self.v[:, at].unsqueeze(4), out=slots[1:].unflatten(2, self.heads))
+        for decay, (before, after) in zip(self.decay[:, at].unbind(), pairwise(slots.unbind()), strict=True):
+            after.addcmul_(decay, before)
+        return slots
+
+    def grad_states(self, at: slice, grad_o: Tensor, leaving: Tensor) -> Tensor:
+        """[C+1,n,HV,K] for the chunks `at`, grad_o [C,n,H,G]."""
+        slots = self.grad_slots[:, : at.stop - at.start]
+        slots[0 if self.read.start else -1] = 0
+        torch.mul(self.q[:, at].unsqueeze(3), grad_o.unsqueeze(4), out=slots[self.read].unflatten(2, self.heads))
+        slots[-1] += leaving
+        for decay, (after, before) in zip(self.decay[:, at].unbind()[::-1], pairwise(slots.unbind()[::-1]), strict=True):
+            before.addcmul_(decay, after)
+        return slots
+
+
+class _Scan(torch.autograd.Function):
+    """Keeps for the backward its inputs and one state a chunk."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
+        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+        batch, length = v.shape[:2]
+        longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
+        chunks = Chunks(batch, length, bounds, min(SIZE, longest), 1, v.device)
+        tokens = _Tokens(chunks, q, k, v, log_decay, bonus, scale, dtype)
+
+        entering = v.new_empty(chunks.rows, v.shape[2], q.shape[3], dtype=dtype)
+        final = torch.empty_like(entering[chunks.steps[0][0]])
+        entering[: len(final)] = 0 if initial_state is None else chunks.cut_state(initial_state.squeeze(3).unsqueeze(1))
+        o = torch.empty_like(tokens.v)
+        for at, going_on in chunks.steps:
+            slots = tokens.states(at, entering[at])
+            o[:, at] = (slots[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
+            entering[at.stop : at.stop + going_on] = slots[-1, :going_on]
+            final[going_on : at.stop - at.start] = slots[-1, going_on:]
+        if bonus is not None:
+            o += torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus) * tokens.v
+
+        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, entering)
+        ctx.chunks, ctx.scale = chunks, scale
+        return tokens.join(o, v), chunks.join_state(final).squeeze(1).unsqueeze(3)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_o, grad_final):
+        with full_precision(grad_o):
+            return _backward(ctx, grad_o, grad_final)
+
+
+def _backward(ctx, grad_o, grad_final):
+    q, k, v, log_decay, bonus, initial_state, entering = ctx.saved_tensors
+    chunks = ctx.chunks
+    tokens = _Tokens(chunks, q, k, v, log_decay, bonus, ctx.scale, entering.dtype)
+    grad_o = tokens.cut(grad_o).view_as(tokens.v)
+    grad_final = chunks.cut_state(grad_final.squeeze(3).unsqueeze(1))
+    grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (tokens.q, tokens.k, tokens.v))
+    grad_entering = torch.empty_like(entering)
+    grad_log_decay = tokens.decay  # which is overwritten chunk by chunk, each when its decay has been used
+    for at, going_on in reversed(chunks.steps):
+        leaving = torch.cat((grad_entering[at.stop : at.stop + going_on], grad_final[going_on : at.stop - at.start]))
+        slots = tokens.states(at, entering[at])
+        grads = tokens.grad_states(at, grad_o[:, at], leaving)
+        grad_entering[at] = grads[0]
+        of_token = grads[1:].unflatten(2, tokens.heads)
+        grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ slots[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
+        grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_token).squeeze(3)
+        grad_v[:, at] = (of_token @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
+        if grad_log_decay.shape[3] > 1:
+            grad_log_decay[:, at] *= slots[:-1].mul_(grads[1:])
+        else:
+            grad_log_decay[:, at] *= slots[:-1].mul_(grads[1:]).sum(3, keepdim=True)
+
+    grad_bonus = None
+    if bonus is not None:
+        own = torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus)
+        grad_v += own * grad_o
+        grad_own = (grad_o * tokens.v).sum_to_size(own.shape)
+        grad_bonus = torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).view_as(bonus).to(bonus.dtype)
+        grad_own = torch.einsum("cnhg,hgk->cnhk", grad_own, tokens.bonus)
+        grad_q.addcmul_(grad_own, tokens.k)
+        grad_k.addcmul_(grad_own, tokens.q)
+    grad_q *= ctx.scale
+    grad_state = None
+    if ctx.needs_input_grad[6]:
+        grad_state = chunks.join_state(grad_entering[chunks.steps[0][0]]).view_as(initial_state).to(initial_state.dtype)
+    grad_log_decay = None if log_decay is None else tokens.join(grad_log_decay, log_decay)
+    return tokens.join(grad_q, q), tokens.join(grad_k, k), tokens.join(grad_v, v), grad_log_decay, grad_bonus, None, grad_state, None
