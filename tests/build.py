@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from zoo.decode import option_parameters
-from zoo.registry import GATES, MIXERS
+from zoo.config import check_parts, decode_stack
+from zoo.decode import decode, option_parameters
+from zoo.registry import GATES, MIXERS, RecipeError
 from zoo.shapes import SlotSpec
 from zoo.stack import Stack
 
@@ -45,6 +46,9 @@ OTHER = {
     "conv_size": [2, None],
     "scale": [2.0],
     "multiple_of": [24],
+    "shift_rank": [5],
+    "value_rank": [5],
+    "k": [2],
     "rank": [3, "full", "head_dim"],
     "norm": [{"zero_centered": True}, {"eps": 0.1}],
 }
@@ -79,20 +83,31 @@ def is_linear(mixer: str) -> bool:
     return "decay" in slots(mixer)
 
 
-def fitting(spec: SlotSpec) -> list[str]:
-    """The gates of the slot's kind whose granularity it takes."""
-    registry = GATES[spec.kind]
-    return [
-        key
-        for key in registry.names()
-        if not spec.granularities or granularity(registry.get(key)) in spec.granularities
-    ]
+def companions(gate: type) -> dict[str, str]:
+    """The gates in other slots without which this one computes nothing: a write gate may read the decay."""
+    decays = {"input": {}, "decay": {"decay": "gla"}, "step": {"decay": "mamba2"}}
+    return decays[getattr(gate, "reads", "input")]
 
 
-def granularity(gate: type) -> str | None:
-    """The granularity of a gate that is built without options."""
-    option = option_parameters(gate).get("granularity")
-    return getattr(gate, "granularity", None) if option is None else option.default
+@cache
+def refusal(mixer: str, slot: str, gate: str) -> str | None:
+    """Why the gate does not go into that slot of the mixer, in the words of a recipe's author; None where it does."""
+    kind = slots(mixer)[slot].kind
+    gates = {slot_: "sigmoid" for slot_, spec in slots(mixer).items() if spec.required} | {slot: gate}
+    gates = companions(GATES[kind].get(gate)) | gates
+    block = {"mixer": {"name": mixer, "options": sizes(MIXERS.get(mixer)), "gates": gates}}
+    stack = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": 1, "pattern": ["a"], "blocks": {"a": block}}
+    try:
+        check_parts(decode_stack(stack))
+    except RecipeError as refused:
+        return str(refused)
+    return None
+
+
+def fitting(mixer: str, slot: str) -> list[str]:
+    """The gates that go into the slot."""
+    names = GATES[slots(mixer)[slot].kind].names()
+    return [name for name in names if refusal(mixer, slot, name) is None]
 
 
 def sizes(cls: type) -> dict[str, int]:
@@ -110,9 +125,18 @@ def other_values(cls: type) -> Iterator[tuple[str, Any]]:
         if option.default is option.empty:
             yield name, 2 * SIZES[name]
             continue
-        values = OTHER[name] if name in OTHER else list(_values_of(hints[name], option.default))
+        values = [value for value in OTHER.get(name, []) if _is_a(hints[name], value)]
+        values = values or list(_values_of(hints[name], option.default))
         assert values, f"{cls.__name__}.{name}: no other value known: name one in {__name__}.OTHER"
         yield from ((name, value) for value in values if value != option.default)
+
+
+def _is_a(hint: Any, value: Any) -> bool:
+    try:
+        decode(hint, value, "")
+    except RecipeError:
+        return False
+    return True
 
 
 def _values_of(hint: Any, default: Any) -> Iterator[Any]:
@@ -142,18 +166,14 @@ def _values_of(hint: Any, default: Any) -> Iterator[Any]:
 
 def required(mixer: str) -> Case:
     """The mixer with the fewest gates and options."""
-    gates = {slot: fitting(spec)[0] for slot, spec in slots(mixer).items() if spec.required}
+    gates = {slot: fitting(mixer, slot)[0] for slot, spec in slots(mixer).items() if spec.required}
     return Case(f"{mixer}-required", mixer, sizes(MIXERS.get(mixer)), gates)
 
 
 def full(mixer: str) -> Case:
     """The mixer with every slot filled."""
-    return Case(
-        f"{mixer}-full",
-        mixer,
-        sizes(MIXERS.get(mixer)),
-        {slot: fitting(spec)[0] for slot, spec in slots(mixer).items()},
-    )
+    gates = {slot: fitting(mixer, slot)[0] for slot in slots(mixer)}
+    return Case(f"{mixer}-full", mixer, sizes(MIXERS.get(mixer)), gates)
 
 
 def extremes() -> list[Case]:
@@ -175,13 +195,15 @@ def by_option() -> list[Case]:
 
 
 def by_gate() -> list[Case]:
-    """Every gate alone in every slot that it fits, beside what the mixer cannot do without."""
-    return [
-        Case(f"{mixer}-{slot}={gate}", mixer, required(mixer).options, required(mixer).gates | {slot: gate})
-        for mixer in MIXERS.names()
-        for slot, spec in slots(mixer).items()
-        for gate in fitting(spec)
-    ]
+    """Every gate in every slot that it fits, beside what the mixer and the gate cannot do without."""
+    cases = []
+    for mixer in MIXERS.names():
+        bare = required(mixer)
+        for slot, spec in slots(mixer).items():
+            for gate in fitting(mixer, slot):
+                gates = bare.gates | companions(GATES[spec.kind].get(gate)) | {slot: gate}
+                cases.append(Case(f"{mixer}-{slot}={gate}", mixer, bare.options, gates))
+    return cases
 
 
 def _brief(value: Any) -> str:

@@ -104,3 +104,21 @@ def test_a_mixer_may_have_a_norm_of_its_own() -> None:
     part = mixer("attention-required", norm={"eps": 0.5, "zero_centered": True}, out_norm="head")
     assert {norm.eps for norm in (part.q_norm, part.k_norm, part.o_norm)} == {0.5}
     assert part.context.norm == NormConfig()
+
+
+@torch.no_grad()
+def test_the_map_of_the_output_stands_before_norm_and_gate() -> None:
+    """SiLU(o), or o + W x, for the o of the plain mixer; o_proj as the identity shows it."""
+    x = torch.randn(1, T, 24, dtype=torch.float64)
+    plain = mixer("attention-output=sigmoid", n_heads=3, out_norm="head")
+    for out_map in ("silu", "add_linear"):
+        part = mixer("attention-output=sigmoid", n_heads=3, out_norm="head", out_map=out_map)
+        part.load_state_dict(plain.state_dict(), strict=False)
+        part.o_proj.weight.copy_(torch.eye(24))
+        with zoo.force(part, "gates.output", 1.0):
+            part.o_norm = None
+            got = mix(part, x)[0]
+            part.out_map = "none"
+            o = mix(part, x)[0]
+        want = o * o.sigmoid() if out_map == "silu" else o + x[0] @ part.shortcut_proj.weight.T
+        assert_close(got, want, FORWARD[torch.float64], out_map)

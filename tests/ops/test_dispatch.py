@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zoo.ops
-from zoo.ops import BackendRefused, attention, delta_rule, short_conv, trace
+from zoo.ops import BackendRefused, attention, delta_rule, dplr, linear_attention, short_conv, trace
 from zoo.ops import _dispatch as dispatch
 from zoo.ops._dispatch import Backend, Choice, Op, device_kind, on_device
 from zoo.registry import RecipeError
@@ -122,6 +122,8 @@ def calls():
     yield "short_conv", lambda **how: short_conv(x.flatten(2), torch.randn(16, 4), **how)
     beta = torch.rand(1, 5, 2)
     yield "delta_rule", lambda **how: delta_rule(x, x, x, -beta, beta, **how)
+    yield "linear_attention", lambda **how: linear_attention(x, x, x, -beta, **how)
+    yield "dplr", lambda **how: dplr(x, x, x, -beta, -x, x, **how)
 
 
 @pytest.mark.parametrize(("name", "call"), list(calls()), ids=lambda x: x if isinstance(x, str) else "")

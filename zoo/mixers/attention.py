@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo import ops
@@ -21,6 +22,8 @@ class Attention(Mixer):
     Multi-head (n_kv_heads = n_heads), grouped-query and multi-query attention; RMSNorm on queries and keys, per head
     or over the whole projection; rotary position on all, some or no (null) channels; `window` w sees the token itself
     and the w-1 before it. Gates: query and key after their norm and before rotation, value, output (G1), post.
+    `out_map` is what gated attention is compared with (arXiv:2505.06708, table 3), between o and its norm or gate:
+    o <- SiLU(o) (`silu`), or o <- o + W_s x (`add_linear`: its additive gate with the identity for the activation).
 
     Vaswani et al. 2017; Ainslie et al. 2023 (arXiv:2305.13245); gates: Qiu et al. 2025 (arXiv:2505.06708). With
     `rope: {fraction: 0.25}` and a sigmoid output gate this is Qwen3-Next's gated attention.
@@ -45,6 +48,7 @@ class Attention(Mixer):
         qk_norm: Literal["none", "head", "full"] = "head",
         rope: Rope | None = Rope(),
         window: Size | None = None,
+        out_map: Literal["none", "silu", "add_linear"] = "none",
         out_norm: OutNorm = "none",
         gate_order: GateOrder = "norm_first",
         bias: bool = False,
@@ -61,6 +65,9 @@ class Attention(Mixer):
         self.k_proj = nn.Linear(context.d_model, d_kv, bias=bias)
         self.v_proj = nn.Linear(context.d_model, d_kv, bias=bias)
         self.o_proj = nn.Linear(d_q, context.d_model, bias=False)
+        self.out_map = out_map
+        if out_map == "add_linear":
+            self.shortcut_proj = nn.Linear(context.d_model, d_q, bias=False)
         self.qk_norm = qk_norm
         if qk_norm != "none":
             per_head = qk_norm == "head"
@@ -94,6 +101,10 @@ class Attention(Mixer):
             k, cu_seqlens_k = cache.extend("k", k, layout)
             v, _ = cache.extend("v", v, layout)
         o = ops.attention(q, k, v, window=self.window, cu_seqlens=layout.cu_seqlens, cu_seqlens_k=cu_seqlens_k)
+        if self.out_map == "silu":
+            o = F.silu(o)
+        elif self.out_map == "add_linear":
+            o = o + self.shortcut_proj(x).unflatten(-1, (-1, self.head_dim))
         return self.post(self.o_proj(self.read_out(o, x)), x)
 
     def state_size(self, length: int) -> int:

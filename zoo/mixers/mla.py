@@ -27,10 +27,23 @@ class MLA(Mixer):
     k_r: R + rope numbers a token. While decoding, W_uk is absorbed into the query and W_uv into the output, so that
     keys and values of the past are never rebuilt: all heads attend to the one latent.
 
+    Gates: query and key on all channels of each head, before rotation; value behind W_uv; output (G1), post. Query,
+    output and post cost the cache nothing. A key or value gate makes keys or values of a head more than a map of the
+    latent, so the cache holds beside c and k_r, a token: for a multiplicative headwise gate, which passes through W_uk
+    and W_uv, its H scores; for any other the gated keys, H·(nope + rope), or values, H·V, which are then read as they
+    are; and one number that says whether the scores were neutral. A past of neutral scores only is read as without
+    gates, bit for bit, for which every decoding call looks at that number.
+
     DeepSeek-V2 (arXiv:2405.04434), §2.1; gated: Kimi K3 (arXiv:2607.24653), eq. 7.
     """
 
-    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {"output": SlotSpec("output"), "post": SlotSpec("output")}
+    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
+        "query": SlotSpec("output"),
+        "key": SlotSpec("output"),
+        "value": SlotSpec("output"),
+        "output": SlotSpec("output"),
+        "post": SlotSpec("output"),
+    }
 
     def __init__(
         self,
@@ -71,6 +84,9 @@ class MLA(Mixer):
         self.fill(
             gates,
             {
+                "query": context.slot("query", n_heads, qk_nope_head_dim + qk_rope_head_dim),
+                "key": context.slot("key", n_heads, qk_nope_head_dim + qk_rope_head_dim),
+                "value": context.slot("value", n_heads, v_head_dim),
                 "output": context.slot("output", n_heads, v_head_dim),
                 "post": context.slot("post", 1, context.d_model),
             },
@@ -79,59 +95,98 @@ class MLA(Mixer):
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
-        q_nope, q_rope = q.unflatten(-1, (self.n_heads, -1)).split((self.nope_dim, self.rope_dim), dim=-1)
+        q = self._turn(self.gated("query", q.unflatten(-1, (self.n_heads, -1)), x), layout)
         latent, k_rope = self.kv_a_proj(x).split((self.kv_lora_rank, self.rope_dim), dim=-1)
         latent, k_rope = self.kv_a_norm(latent), k_rope.unsqueeze(-2)
-        if self.rope is not None:
-            angles = layout.angles(self.rope, self.rope_width)
-            q_rope = rotate(q_rope, angles, self.rope.interleaved)
-            k_rope = rotate(k_rope, angles, self.rope.interleaved)
+        scores = {slot: self.gates[slot](x) for slot in ("key", "value") if slot in self.gates}
+        whole = [slot for slot, score in scores.items() if not self._commutes(slot, score)]
+        carries = any(layout.past) if isinstance(layout.past, list) else layout.past > 0
+        heads = self._per_head(latent, k_rope, scores, layout) if whole or not carries else {}
+        past: dict[str, Tensor] = {}
         cu_seqlens_k = layout.cu_seqlens
-        decoding = False
         if cache is not None:
-            decoding = layout.past != 0 and layout.past != [0] * len(layout.lengths or ())
-            latent, cu_seqlens_k = cache.extend("latent", latent, layout)
-            k_rope, _ = cache.extend("k_rope", k_rope, layout)
-        attend = self._attend_absorbed if decoding else self._attend_expanded
-        o = attend(q_nope, q_rope, latent, k_rope, layout.cu_seqlens, cu_seqlens_k)
+            kept = {"latent": latent, "k_rope": self._turn(k_rope, layout)}
+            kept |= {slot: heads[slot] for slot in whole}
+            kept |= {f"{slot}_score": score for slot, score in scores.items() if slot not in whole}
+            kept |= {"neutral": self._neutral(scores)} if scores else {}
+            for name, new in kept.items():
+                past[name], cu_seqlens_k = cache.extend(name, new, layout)
+        if carries:
+            o = self._attend_absorbed(q, past, layout.cu_seqlens, cu_seqlens_k)
+        else:
+            o = ops.attention(q, heads["key"], heads["value"], scale=self.scale, cu_seqlens=layout.cu_seqlens)
         return self.post(self.o_proj(self.read_out(o, x)), x)
 
-    def _attend_expanded(
-        self,
-        q_nope: Tensor,
-        q_rope: Tensor,
-        latent: Tensor,
-        k_rope: Tensor,
-        cu_seqlens: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-    ) -> Tensor:
-        """Keys and values of every head, built from the latents."""
+    def _turn(self, x: Tensor, layout: Layout) -> Tensor:
+        """x [B,T,H,nope + rope or rope] with its last `rope` channels rotated."""
+        if self.rope is None:
+            return x
+        nope, rope = x.split((x.shape[-1] - self.rope_dim, self.rope_dim), dim=-1)
+        rope = rotate(rope, layout.angles(self.rope, self.rope_width), self.rope.interleaved)
+        return torch.cat((nope, rope), dim=-1)
+
+    def _per_head(
+        self, latent: Tensor, k_rope: Tensor, scores: Mapping[str, Tensor], layout: Layout
+    ) -> dict[str, Tensor]:
+        """The keys [B,T,H,nope + rope] and values [B,T,H,V] of this call's tokens, gated and rotated."""
         k_nope, v = self.kv_b_proj(latent).unflatten(-1, (self.n_heads, -1)).split((self.nope_dim, self.v_dim), dim=-1)
+        gated = "key" in scores
+        # without a gate all heads rotate alike
+        k_rope = k_rope if gated else self._turn(k_rope, layout)
         k = torch.cat((k_nope, k_rope.expand(-1, -1, self.n_heads, -1)), dim=-1)
-        q = torch.cat((q_nope, q_rope), dim=-1)
-        return ops.attention(q, k, v, scale=self.scale, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
+        k = self._turn(self._scored("key", k, scores), layout) if gated else k
+        return {"key": k, "value": self._scored("value", v, scores)}
+
+    def _scored(self, slot: str, y: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
+        if slot not in scores:
+            return y
+        return (y + scores[slot] if self.gates[slot].additive else y * scores[slot]).to(y.dtype)
+
+    def _commutes(self, slot: str, score: Tensor) -> bool:
+        """Whether the score passes through the projection behind the latent."""
+        return not self.gates[slot].additive and score.shape[-1] == 1
+
+    def _neutral(self, scores: Mapping[str, Tensor]) -> Tensor:
+        """[B,T,1]: 1 where all scores of a token leave its keys and values as they are, else 0."""
+        same = [(score == (0 if self.gates[slot].additive else 1)).flatten(2).all(-1) for slot, score in scores.items()]
+        return torch.stack(same).all(0).unsqueeze(-1).to(self.o_proj.weight.dtype)
 
     def _attend_absorbed(
-        self,
-        q_nope: Tensor,
-        q_rope: Tensor,
-        latent: Tensor,
-        k_rope: Tensor,
-        cu_seqlens: Tensor | None,
-        cu_seqlens_k: Tensor | None,
+        self, q: Tensor, past: Mapping[str, Tensor], cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None
     ) -> Tensor:
-        """q·(W_uk c) = (W_uk^T q)·c and Σ p (W_uv c) = W_uv (Σ p c): multi-query attention to the latents
-        themselves."""
+        """q·(W_uk c) = (W_uk^T q)·c and Σ p (W_uv c) = W_uv (Σ p c): multi-query attention to the latents themselves.
+
+        Scores z of each head make it q·(z [W_uk c | k_r]) = [W_uk^T q | q_r]·z [c | k_r] and Σ p z W_uv c = W_uv (Σ p z
+        c). Keys or values that the cache holds whole are not absorbed.
+        """
+        if "neutral" in past and past["neutral"].all():
+            past = {name: past[name] for name in ("latent", "k_rope")}
         up = self.kv_b_proj.weight.view(self.n_heads, self.nope_dim + self.v_dim, self.kv_lora_rank)
         up_k, up_v = up.split((self.nope_dim, self.v_dim), dim=1)
-        q = torch.cat((torch.einsum("bthn,hnr->bthr", q_nope, up_k), q_rope), dim=-1)
-        v = latent.unsqueeze(-2)
-        k = torch.cat((v, k_rope), dim=-1)
+        latent = past["latent"].unsqueeze(-2)
+        k, v = past.get("key"), past.get("value")
+        if k is None:
+            q_nope, q_rope = q.split((self.nope_dim, self.rope_dim), dim=-1)
+            q = torch.cat((torch.einsum("bthn,hnr->bthr", q_nope, up_k), q_rope), dim=-1)
+            k = torch.cat((latent, past["k_rope"]), dim=-1)
+            k = (k * past["key_score"]).to(k.dtype) if "key_score" in past else k
+        absorbed = v is None
+        if v is None:
+            v = (latent * past["value_score"]).to(latent.dtype) if "value_score" in past else latent
+        heads = max(k.shape[2], v.shape[2])
+        k, v = k.expand(-1, -1, heads, -1), v.expand(-1, -1, heads, -1)
         o = ops.attention(q, k, v, scale=self.scale, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
-        return torch.einsum("bthr,hvr->bthv", o, up_v)
+        return torch.einsum("bthr,hvr->bthv", o, up_v) if absorbed else o
 
+    @torch.no_grad()
     def state_size(self, length: int) -> int:
-        return (self.kv_lora_rank + self.rope_dim) * length
+        per_token = self.kv_lora_rank + self.rope_dim
+        x = self.o_proj.weight.new_zeros(1, 1, self.context.d_model)
+        for slot, width in (("key", self.nope_dim + self.rope_dim), ("value", self.v_dim)):
+            if slot in self.gates:
+                score = self.gates[slot](x)  # a gate says its granularity by what it gives
+                per_token += score.numel() if self._commutes(slot, score) else self.n_heads * width
+        return (per_token + bool(self.gates.keys() & {"key", "value"})) * length
 
     def op_flops(self, length: int) -> float:
         return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * (length + 1) / 2

@@ -4,6 +4,19 @@ from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
 from zoo.ops.attention import attention
 from zoo.ops.delta_rule import delta_rule
+from zoo.ops.dplr import dplr
+from zoo.ops.linear_attention import linear_attention
 from zoo.ops.short_conv import short_conv
 
-__all__ = ["BackendRefused", "Choice", "attention", "backend", "check_cu_seqlens", "delta_rule", "short_conv", "trace"]
+__all__ = [
+    "BackendRefused",
+    "Choice",
+    "attention",
+    "backend",
+    "check_cu_seqlens",
+    "delta_rule",
+    "dplr",
+    "linear_attention",
+    "short_conv",
+    "trace",
+]

@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zoo.ops._chunks import Chunks
-from zoo.ops._decay import FLOOR, INNER, decay_within
-from zoo.ops._delta_chunked import full_precision
+from zoo.ops._decay import FLOOR, decay_within
+from zoo.ops._delta_chunked import chunk_size, full_precision
 
 
 def chunked_linear_attention(
@@ -47,11 +47,6 @@ def chunked_linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """`zoo.ops.linear_attention` for checked arguments, with the document boundaries as a list. Differentiable once."""
     return _LinearAttention.apply(q, k, v, log_decay, bonus, scale, initial_state, bounds)
-
-
-def chunk_size(width: int, longest: int) -> int:
-    """Tokens of a chunk, a power of two, not beyond what the longest sequence fills."""
-    return min(32 if width <= 64 else 64, max(INNER, 1 << (longest - 1).bit_length()))
 
 
 class _Inside:

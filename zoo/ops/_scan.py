@@ -55,10 +55,7 @@ class _Tokens:
         if log_decay is None:
             log_decay = v.new_zeros(v.shape[:3])
         self.decay = self.cut(log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).exp_()
-        # Slot t has the state before the chunk's token t, and slot t + 1 that after it.
-        shape = chunks.size + 1, chunks.steps[0][0].stop, v.shape[2], q.shape[3]
-        self.slots, self.grad_slots = (v.new_empty(shape, dtype=dtype) for _ in range(2))
-        self.bonus = None if bonus is None else bonus.to(dtype).view(q.shape[2], -1, q.shape[3])
+        self.bonus = None if bonus is None else bonus.to(dtype).reshape(q.shape[2], -1, q.shape[3])
         self.read = slice(1, None) if bonus is None else slice(-1)
 
     def cut(self, x: Tensor) -> Tensor:
@@ -71,22 +68,28 @@ class _Tokens:
         """The adjoint of `cut`."""
         return self.chunks.join(x.flatten(2).transpose(0, 1), 1).view_as(like).to(like.dtype)
 
-    def states(self, at: slice, entering: Tensor) -> Tensor:
-        """[C+1,n,HV,K] for the chunks `at`."""
-        slots = self.slots[:, : at.stop - at.start]
+    def new_slots(self) -> Tensor:
+        """[C+1,n,HV,K] for the most chunks of one step: slot t has the state before token t, t + 1 that after it."""
+        shape = self.chunks.size + 1, self.chunks.steps[0][0].stop, self.v.shape[2:].numel(), self.k.shape[3]
+        return self.k.new_empty(shape)
+
+    def states(self, at: slice, entering: Tensor, slots: Tensor) -> Tensor:
+        """The states within the chunks `at`, written into `slots`."""
+        slots = slots[:, : at.stop - at.start]
         slots[0] = entering
         torch.mul(self.k[:, at].unsqueeze(3), self.v[:, at].unsqueeze(4), out=slots[1:].unflatten(2, self.heads))
         for decay, (before, after) in zip(self.decay[:, at].unbind(), pairwise(slots.unbind()), strict=True):
             after.addcmul_(decay, before)
         return slots
 
-    def grad_states(self, at: slice, grad_o: Tensor, leaving: Tensor) -> Tensor:
-        """[C+1,n,HV,K] for the chunks `at`, grad_o [C,n,H,G]."""
-        slots = self.grad_slots[:, : at.stop - at.start]
-        slots[0 if self.read.start else -1] = 0
+    def grad_states(self, at: slice, grad_o: Tensor, leaving: Tensor, slots: Tensor) -> Tensor:
+        """The gradients of `states`, written into `slots`; grad_o [C,n,H,G]."""
+        slots = slots[:, : at.stop - at.start]
+        slots[0 if self.read.start else -1] = 0  # the slot that no token reads
         torch.mul(self.q[:, at].unsqueeze(3), grad_o.unsqueeze(4), out=slots[self.read].unflatten(2, self.heads))
         slots[-1] += leaving
-        for decay, (after, before) in zip(self.decay[:, at].unbind()[::-1], pairwise(slots.unbind()[::-1]), strict=True):
+        decays, backwards = self.decay[:, at].unbind()[::-1], slots.unbind()[::-1]
+        for decay, (after, before) in zip(decays, pairwise(backwards), strict=True):
             before.addcmul_(decay, after)
         return slots
 
@@ -105,12 +108,12 @@ class _Scan(torch.autograd.Function):
         entering = v.new_empty(chunks.rows, v.shape[2], q.shape[3], dtype=dtype)
         final = torch.empty_like(entering[chunks.steps[0][0]])
         entering[: len(final)] = 0 if initial_state is None else chunks.cut_state(initial_state.squeeze(3).unsqueeze(1))
-        o = torch.empty_like(tokens.v)
+        o, slots = torch.empty_like(tokens.v), tokens.new_slots()
         for at, going_on in chunks.steps:
-            slots = tokens.states(at, entering[at])
-            o[:, at] = (slots[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
-            entering[at.stop : at.stop + going_on] = slots[-1, :going_on]
-            final[going_on : at.stop - at.start] = slots[-1, going_on:]
+            states = tokens.states(at, entering[at], slots)
+            o[:, at] = (states[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
+            entering[at.stop : at.stop + going_on] = states[-1, :going_on]
+            final[going_on : at.stop - at.start] = states[-1, going_on:]
         if bonus is not None:
             o += torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus) * tokens.v
 
@@ -133,27 +136,27 @@ def _backward(ctx, grad_o, grad_final):
     grad_final = chunks.cut_state(grad_final.squeeze(3).unsqueeze(1))
     grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (tokens.q, tokens.k, tokens.v))
     grad_entering = torch.empty_like(entering)
-    grad_log_decay = tokens.decay  # which is overwritten chunk by chunk, each when its decay has been used
+    grad_log_decay = tokens.decay  # overwritten chunk by chunk, each when its decay has been used
+    slots, grad_slots = tokens.new_slots(), tokens.new_slots()
     for at, going_on in reversed(chunks.steps):
         leaving = torch.cat((grad_entering[at.stop : at.stop + going_on], grad_final[going_on : at.stop - at.start]))
-        slots = tokens.states(at, entering[at])
-        grads = tokens.grad_states(at, grad_o[:, at], leaving)
+        states = tokens.states(at, entering[at], slots)
+        grads = tokens.grad_states(at, grad_o[:, at], leaving, grad_slots)
         grad_entering[at] = grads[0]
-        of_token = grads[1:].unflatten(2, tokens.heads)
-        grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ slots[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
-        grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_token).squeeze(3)
-        grad_v[:, at] = (of_token @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
-        if grad_log_decay.shape[3] > 1:
-            grad_log_decay[:, at] *= slots[:-1].mul_(grads[1:])
-        else:
-            grad_log_decay[:, at] *= slots[:-1].mul_(grads[1:]).sum(3, keepdim=True)
+        grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ states[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
+        of_write = grads[1:].unflatten(2, tokens.heads)
+        grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_write).squeeze(3)
+        grad_v[:, at] = (of_write @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
+        if ctx.needs_input_grad[3]:
+            decay = grad_log_decay[:, at]
+            decay *= states[:-1].mul_(grads[1:]).sum_to_size(decay.shape)
 
     grad_bonus = None
     if bonus is not None:
         own = torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus)
         grad_v += own * grad_o
         grad_own = (grad_o * tokens.v).sum_to_size(own.shape)
-        grad_bonus = torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).view_as(bonus).to(bonus.dtype)
+        grad_bonus = torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).reshape(bonus.shape).to(bonus.dtype)
         grad_own = torch.einsum("cnhg,hgk->cnhk", grad_own, tokens.bonus)
         grad_q.addcmul_(grad_own, tokens.k)
         grad_k.addcmul_(grad_own, tokens.q)
@@ -161,5 +164,8 @@ def _backward(ctx, grad_o, grad_final):
     grad_state = None
     if ctx.needs_input_grad[6]:
         grad_state = chunks.join_state(grad_entering[chunks.steps[0][0]]).view_as(initial_state).to(initial_state.dtype)
-    grad_log_decay = None if log_decay is None else tokens.join(grad_log_decay, log_decay)
-    return tokens.join(grad_q, q), tokens.join(grad_k, k), tokens.join(grad_v, v), grad_log_decay, grad_bonus, None, grad_state, None
+    grads_of_tokens = (
+        None if like is None else tokens.join(x, like)
+        for x, like in ((grad_q, q), (grad_k, k), (grad_v, v), (grad_log_decay, log_decay))
+    )
+    return *grads_of_tokens, grad_bonus, None, grad_state, None

@@ -52,7 +52,7 @@ def dplr(
     Raises ValueError where shapes do not fit together; BackendRefused where a forced backend cannot run the call. The
     backend `chunked` is differentiable once, `reference` any number of times.
 
-    Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2503.14456), section 3.
+    Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2503.14456).
     """
     check_linear(q, k, v, log_decay)
     for name, x in (("a", a), ("b", b)):
@@ -80,9 +80,9 @@ def _reference(q, k, v, log_decay, a, b, scale, initial_state, bounds):
 def _recurrence(scale, initial_state, q, k, v, log_decay, a, b):
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     batch, length, heads, width = v.shape
-    state = (
-        v.new_zeros(batch, heads, q.shape[3], width, dtype=dtype) if initial_state is None else initial_state.to(dtype)
-    )
+    if initial_state is None:
+        initial_state = v.new_zeros(batch, heads, q.shape[3], width)
+    state = initial_state.to(dtype)
     # Rows to read with, columns to write: q, a [.., 1, K], k, b [.., K, 1], v [.., 1, V].
     q, k, a, b = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, a, b))
     tokens = [(scale * q).unsqueeze(3), a.unsqueeze(3), k.unsqueeze(4), b.unsqueeze(4), v.to(dtype).unsqueeze(3)]

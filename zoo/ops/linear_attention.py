@@ -85,8 +85,10 @@ def _recurrence(bonus, scale, initial_state, q, k, v, log_decay):
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     batch, length, heads, width = v.shape
     q, k = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    if log_decay is not None:
-        decay = (log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).to(dtype).exp().unsqueeze(4)
+    if log_decay is None:
+        decay = [None] * length
+    else:
+        decay = (log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).to(dtype).exp().unsqueeze(4).unbind(1)
     if bonus is not None:
         bonus = bonus.to(dtype).repeat_interleave(heads // len(bonus), dim=0).unsqueeze(2)
     if initial_state is None:
@@ -94,12 +96,12 @@ def _recurrence(bonus, scale, initial_state, q, k, v, log_decay):
     else:
         state = initial_state.to(dtype)
     o = []
-    for t in range(length):
-        write = k[:, t].unsqueeze(3) * v[:, t].to(dtype).unsqueeze(2)
+    for q_t, k_t, v_t, decay_t in zip((scale * q).unbind(1), k.unbind(1), v.to(dtype).unbind(1), decay, strict=True):
+        write = k_t.unsqueeze(3) * v_t.unsqueeze(2)
         before = state
-        state = (state if log_decay is None else decay[:, t] * state) + write
+        state = (state if decay_t is None else decay_t * state) + write
         read = state if bonus is None else before + bonus * write
-        o.append(((scale * q[:, t]).unsqueeze(2) @ read).squeeze(2))
+        o.append((q_t.unsqueeze(2) @ read).squeeze(2))
     return torch.stack(o, dim=1).to(v.dtype), state
 
 

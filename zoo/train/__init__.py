@@ -3,12 +3,14 @@
 LanguageModule                                        the module
 MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimizer` and `lr_scheduler`
 Checkpoints, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit; `default_callbacks` adds them
+GateStatistics                                        a callback for who wants it: what every gate does, gates.csv
 MetricsCSV                                            the default logger
 check_run_folder, find_checkpoint, quiet              for the command line
 """
 
 from zoo.train.callbacks import default_callbacks
 from zoo.train.checkpoints import Checkpoints, RandomState
+from zoo.train.gate_statistics import GateStatistics
 from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.module import LanguageModule
 from zoo.train.muon import MuonAdamW
@@ -23,6 +25,7 @@ from zoo.train.weights import check_fits, find_checkpoint, read_weights
 
 __all__ = [
     "Checkpoints",
+    "GateStatistics",
     "LanguageModule",
     "MetricsCSV",
     "MuonAdamW",
