@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 import torch
 
 import zoo
 from zoo.cli import main
-from zoo.recipe import find_recipe, parse_yaml, read_recipe
+from zoo.recipe import find_recipe, load_stack_config, parse_yaml, read_recipe
 
 FAMILY = "gated_attention"
 LAYERS, D = 24, 2048
@@ -36,6 +37,15 @@ EXTRA = {
     "sdpa_identity_add": LAYERS * D * 32 * 128,
 }
 SLOTS = {"g1": "output", "g2": "value", "g3": "key", "g4": "query", "g5": "post"}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "elementwise": ("sigmoid", {}),
+    "headwise": ("sigmoid", {"granularity": "headwise"}),
+    "head_shared": ("sigmoid", {"granularity": "head_shared"}),
+    "silu": ("silu", {}),
+    "additive_silu": ("silu", {"additive": True}),
+    "input_independent": ("input_independent", {}),
+    "ns_sigmoid": ("ns_sigmoid", {}),
+}
 every_row = pytest.mark.parametrize("row", EXTRA)
 
 
@@ -81,8 +91,10 @@ def test_a_row_is_one_change_of_its_baseline_and_the_same_at_both_sizes(row: str
         assert file["base"] == recipe(size, "baseline")
         assert set(file) == {"base", "model"}
         (written[size],) = file["model"]["set"]
-        gates = read_recipe(name).stack["blocks"]["attn"]["mixer"].get("gates") or {}
-        assert list(gates) == ([SLOTS[row[:2]]] if row.startswith("g") else [])
+        gates = load_stack_config(read_recipe(name)).blocks["attn"].mixer.gates
+        position, _, variant = row.partition("_")
+        want = {SLOTS[position]: VARIANTS[variant]} if position in SLOTS else {}
+        assert {slot: (part.name, dict(part.options)) for slot, part in gates.items()} == want
     assert written["tiny"] == written["15b"] or row in ("k8", "q48")
 
 

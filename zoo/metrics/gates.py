@@ -72,13 +72,14 @@ class GateStatistic(Metric):
     def __init__(self, n_heads: int, maximum: float = 1.0, n_classes: int = 1, sync_on_compute: bool = False):
         super().__init__(sync_on_compute=sync_on_compute, compute_on_cpu=True)
         self.maximum, self.n_classes = maximum, n_classes
-        shape = (n_classes, n_heads)
+        # float32 said outright: while a bfloat16 run reads its gates, the default dtype is bfloat16
+        zeros = torch.zeros(n_classes, n_heads, dtype=torch.float32)
         self.add_state("count", torch.zeros(n_classes, 1, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros(shape), dist_reduce_fx="sum")
-        self.add_state("low", torch.zeros(shape, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("high", torch.zeros(shape, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("least", torch.full(shape, math.inf), dist_reduce_fx="min")
-        self.add_state("most", torch.full(shape, -math.inf), dist_reduce_fx="max")
+        self.add_state("total", zeros, dist_reduce_fx="sum")
+        self.add_state("low", zeros.long(), dist_reduce_fx="sum")
+        self.add_state("high", zeros.long(), dist_reduce_fx="sum")
+        self.add_state("least", torch.full_like(zeros, math.inf), dist_reduce_fx="min")
+        self.add_state("most", torch.full_like(zeros, -math.inf), dist_reduce_fx="max")
         for name in ("sample", "weight", "label"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
@@ -110,7 +111,7 @@ class GateStatistic(Metric):
         drawn = _spread(part)
         self.sample.append(drawn)
         # so that a small batch does not count for as much as a large one
-        self.weight.append(torch.full((len(drawn),), n_values / len(drawn), device=drawn.device))
+        self.weight.append(drawn.new_full((len(drawn),), n_values / len(drawn)))
         self.label.append(torch.full((len(drawn),), index, device=drawn.device))
 
     def compute(self) -> dict[str, Tensor]:
@@ -121,8 +122,8 @@ class GateStatistic(Metric):
             "mean": _with_all(self.total, torch.sum) / count,
             "min": _with_all(self.least, torch.amin),
             "max": _with_all(self.most, torch.amax),
-            LOW: _with_all(self.low, torch.sum) / count,
-            HIGH: _with_all(self.high, torch.sum) / count,
+            LOW: _with_all(self.low, torch.sum).float() / count,
+            HIGH: _with_all(self.high, torch.sum).float() / count,
         }
         sample, weight, label = (dim_zero_cat(state) for state in (self.sample, self.weight, self.label))
         chosen = [torch.ones_like(label, dtype=torch.bool), *(label == index for index in range(self.n_classes))]

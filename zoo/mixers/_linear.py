@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._mixer import Mixer
-from zoo.nn import ShortConv, previous_token
+from zoo.nn import ShortConv, Start, previous_token
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -94,6 +94,24 @@ class LinearMixer(Mixer):
         if cache is not None:
             cache.write(f"{name}_conv", state, layout)
         return y
+
+    def shift_tokens(self, shifts: Mapping[str, nn.Module]) -> None:
+        """A token shift before each projection, and before each gate that is there: that one is the gate's own, so that
+        it comes and goes with it."""
+        self.shifts = nn.ModuleDict({name: shift for name, shift in shifts.items() if name not in self.SLOTS})
+        for slot in self.gates:
+            if slot in shifts:
+                self.gates[slot].shift = shifts[slot]
+        self.carried_inputs = self.context.d_model
+
+    def token_shifts(self) -> Iterator[tuple[str, Any]]:
+        """The shifts by the name of their projection or slot."""
+        yield from self.shifts.items()
+        yield from ((slot, gate.shift) for slot, gate in self.gates.items() if hasattr(gate, "shift"))
+
+    def place(self, start: Start) -> tuple[Start, int, int]:
+        """A start, and where it is: layer l of L."""
+        return start, self.context.layer, self.context.n_layers
 
     def previous(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
         """The token before each of x [B,T,D]; before a document's first stands what the cache carries, or zeros."""

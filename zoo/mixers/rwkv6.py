@@ -10,7 +10,7 @@ from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._linear import LinearMixer, linear, written
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.nn import DynamicTokenShift, Start
+from zoo.nn import DynamicTokenShift, Start, TokenShift
 from zoo.nn.rwkv import by_channel
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
@@ -47,16 +47,16 @@ class RWKV6(LinearMixer):
         super().__init__(
             context, n_heads=n_heads, head_dim=head_dim, n_v_heads=n_heads, head_v_dim=head_v_dim, norm=norm
         )
-        self.streams = [name for name in STARTS if name in ("r", "k", "v") or name in gates]
-        starts = [STARTS[name] for name in self.streams]
-        self.token_shift = DynamicTokenShift(context.d_model, starts, context.layer, context.n_layers, shift_rank)
-        self.carried_inputs = context.d_model
         self.r_proj = linear(context.d_model, self.d_k)
         self.k_proj = linear(context.d_model, self.d_k)
         self.v_proj = linear(context.d_model, self.d_v)
         self.o_proj = linear(self.d_v, context.d_model)
         self.bonus = nn.Parameter(torch.empty(n_heads, head_dim))
         self.fill_slots(gates)
+        self.mixture = TokenShift(context.d_model, *self.place(Start(1.0)))
+        self.shift_tokens(
+            {name: DynamicTokenShift(context.d_model, *self.place(start), shift_rank) for name, start in STARTS.items()}
+        )
         self.read_out_norm = self.read_out_norm if norm else NormConfig(eps=head_v_dim * self.read_out_norm.eps)
         self.set_read_out(n_heads, head_v_dim, out_norm, gate_order, layer_norm=True)
         self.reset_parameters()
@@ -71,8 +71,9 @@ class RWKV6(LinearMixer):
         self.bonus.copy_(depth * (1 - by_channel(*shape)) + ripple)
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        mixed = self.token_shift(x, self.previous(x, layout, cache))
-        reads = dict(zip(self.streams, mixed, strict=True))
+        previous = self.previous(x, layout, cache)
+        mixed = self.mixture(x, previous)
+        reads = {name: shift(x, previous, mixed) for name, shift in self.token_shifts()}
         r = self.r_proj(reads["r"]).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_proj(reads["k"]).unflatten(-1, (self.n_heads, self.head_dim))
         v = self.v_proj(reads["v"]).unflatten(-1, (self.n_v_heads, self.head_v_dim))

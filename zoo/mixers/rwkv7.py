@@ -66,10 +66,6 @@ class RWKV7(LinearMixer):
         super().__init__(
             context, n_heads=n_heads, head_dim=head_dim, n_v_heads=n_heads, head_v_dim=head_v_dim, norm=norm
         )
-        self.streams = [name for name in STARTS if name in ("r", "k", "v") or name in gates]
-        starts = [STARTS[name] for name in self.streams]
-        self.token_shift = TokenShift(context.d_model, starts, context.layer, context.n_layers)
-        self.carried_inputs = context.d_model
         self.r_proj = linear(context.d_model, self.d_k)
         self.k_proj = linear(context.d_model, self.d_k)
         self.v_proj = linear(context.d_model, self.d_v)
@@ -83,6 +79,7 @@ class RWKV7(LinearMixer):
             self.value_bias = nn.Parameter(torch.empty(n_heads, head_v_dim))
             self.no_decay = (*self.no_decay, "value_bias")
         self.fill_slots(gates)
+        self.shift_tokens({name: TokenShift(context.d_model, *self.place(start)) for name, start in STARTS.items()})
         self.read_out_norm = self.read_out_norm if norm else NormConfig(eps=head_v_dim * self.read_out_norm.eps)
         self.set_read_out(n_heads, head_v_dim, out_norm, gate_order, layer_norm=True)
         self.reset_parameters()
@@ -98,8 +95,8 @@ class RWKV7(LinearMixer):
             self.o_norm.weight.fill_(((self.context.layer + 1) / self.context.n_layers) ** 0.7)
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        mixed = self.token_shift(x, self.previous(x, layout, cache))
-        reads = dict(zip(self.streams, mixed, strict=True))
+        previous = self.previous(x, layout, cache)
+        reads = {name: shift(x, previous) for name, shift in self.token_shifts()}
         r = self.r_proj(reads["r"]).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_proj(reads["k"]).unflatten(-1, (self.n_heads, self.head_dim))
         v = self._values(reads["v"], layout)

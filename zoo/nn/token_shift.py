@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,46 +41,39 @@ class Start(NamedTuple):
 
 
 class TokenShift(nn.Module):
-    """x_i = x_t + μ_i (x_{t-1} - x_t), one learnt mixture μ_i [D] for each of n streams. RWKV-7 (arXiv:2503.14456), §4.
+    """x_t + μ (x_{t-1} - x_t), μ [D] learnt. RWKV-7 (arXiv:2503.14456), §4.
 
-    x and its predecessor [B,T,D] -> n tensors [B,T,D].
+    x and its predecessor [B,T,D] -> [B,T,D].
     """
 
     no_decay = ("mu",)
 
-    def __init__(self, width: int, starts: Sequence[Start], layer: int, n_layers: int):
+    def __init__(self, width: int, start: Start, layer: int, n_layers: int):
         super().__init__()
-        self.starts, self.layer, self.n_layers = tuple(starts), layer, n_layers
-        self.mu = nn.Parameter(torch.empty(len(starts), width))
+        self.start, self.layer, self.n_layers = start, layer, n_layers
+        self.mu = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        for row, start in zip(self.mu, self.starts, strict=True):
-            row.copy_(start.fill(row.numel(), self.layer, self.n_layers))
+        self.mu.copy_(self.start.fill(len(self.mu), self.layer, self.n_layers))
 
-    def forward(self, x: Tensor, previous: Tensor) -> list[Tensor]:
-        back = previous - x
-        return [torch.addcmul(x, back, mu.to(x.dtype)) for mu in self.mu]
+    def forward(self, x: Tensor, previous: Tensor) -> Tensor:
+        return torch.addcmul(x, previous - x, self.mu.to(x.dtype))
 
 
 class DynamicTokenShift(nn.Module):
-    """x_i = x_t + (μ_i + W_i tanh(V_i x')) (x_{t-1} - x_t), x' = x_t + μ (x_{t-1} - x_t): the mixture depends on the
-    token. RWKV-6 (arXiv:2404.05892), §3.1.
+    """x_t + (μ + W tanh(V x')) (x_{t-1} - x_t): the mixture depends on the token, through a mixture x' [B,T,D] that is
+    the same for all projections. V goes to `rank` channels. RWKV-6 (arXiv:2404.05892), §3.1.
 
-    V_i goes to `rank` channels. x and its predecessor [B,T,D] -> n tensors [B,T,D].
+    x, its predecessor and x' [B,T,D] -> [B,T,D].
     """
 
-    def __init__(self, width: int, starts: Sequence[Start], layer: int, n_layers: int, rank: int):
+    def __init__(self, width: int, start: Start, layer: int, n_layers: int, rank: int):
         super().__init__()
-        self.shift = TokenShift(width, [Start(1.0)], layer, n_layers)
-        self.mixtures = TokenShift(width, starts, layer, n_layers)
-        self.a = nn.Linear(width, len(starts) * rank, bias=False)
-        self.b = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in starts)
+        self.still = TokenShift(width, start, layer, n_layers)
+        self.a = nn.Linear(width, rank, bias=False)
+        self.b = nn.Linear(rank, width, bias=False)
 
-    def forward(self, x: Tensor, previous: Tensor) -> list[Tensor]:
-        (mixed,) = self.shift(x, previous)
-        hidden = self.a(mixed).tanh().chunk(len(self.b), dim=-1)
-        back = previous - x
-        moved = zip(self.mixtures(x, previous), self.b, hidden, strict=True)
-        return [torch.addcmul(still, back, b(h)) for still, b, h in moved]
+    def forward(self, x: Tensor, previous: Tensor, mixed: Tensor) -> Tensor:
+        return torch.addcmul(self.still(x, previous), previous - x, self.b(self.a(mixed).tanh()))

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from zoo.ops._chunks import Chunks
 from zoo.ops._delta_chunked import full_precision
 
-SIZE = 32  # tokens of a chunk: fewer keep more states, with more the states at work leave the processor's cache
+SIZE = 32  # tokens of a chunk; 16 to 64 take the same time, and fewer keep more states
 
 
 def scan(
