@@ -22,7 +22,7 @@ def _undo(tmp_path: Path) -> Iterator[None]:
     """Nothing that a test registers, installs or imports outlives it."""
     with undone(tmp_path):
         yield
-    registry._entry_points.cache_clear()
+    registry.load_plugins.cache_clear()
 
 
 def install(folder: Path, name: str, entry_points: str, code: str = "") -> None:
@@ -32,7 +32,7 @@ def install(folder: Path, name: str, entry_points: str, code: str = "") -> None:
     write(folder, f"{name}.py", code)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
-    registry._entry_points.cache_clear()
+    registry.load_plugins.cache_clear()
 
 
 GATE = "from zoo.gates.output import OutputGate\nclass Wave(OutputGate):\n    def forward(self, x): return x\n"
@@ -146,16 +146,21 @@ def test_a_class_of_another_kind_is_refused() -> None:
     assert message.endswith("Stray is no zoo.gates.output.OutputGate")
 
 
-def test_entry_points_add_parts(tmp_path: Path) -> None:
-    install(tmp_path, "wavelib", "[zoo.gates.output]\nwave = wavelib:Wave\n", GATE)
+WAVE = "from zoo.gates.output import register\n" + GATE.replace("class", "@register('wave')\nclass")
+PLUGIN = "[zoo.plugins]\nwaves = wavelib\n"
+
+
+def test_a_plugin_adds_parts(tmp_path: Path) -> None:
+    install(tmp_path, "wavelib", PLUGIN, WAVE)
+    OUTPUT.get("silu")
+    assert "wavelib" not in sys.modules, "a shipped name waits for no plugin"
     assert "wave" in zoo.list("output")
-    assert "wavelib" not in sys.modules, "listing names imports nothing"
     assert OUTPUT.get("wave").__module__ == "wavelib"
 
 
-def test_an_entry_point_whose_module_registers_itself_is_one_part(tmp_path: Path) -> None:
-    code = "from zoo.gates.output import register\n" + GATE.replace("class", "@register('wave')\nclass")
-    install(tmp_path, "wavelib", "[zoo.gates.output]\nwave = wavelib:Wave\n", code)
+def test_an_unknown_name_is_looked_for_in_the_plugins(tmp_path: Path) -> None:
+    install(tmp_path, "wavelib", PLUGIN, WAVE)
+    assert "wave" in OUTPUT
     assert OUTPUT.get("wave").__name__ == "Wave"
 
 
@@ -163,31 +168,23 @@ def test_an_entry_point_whose_module_registers_itself_is_one_part(tmp_path: Path
     ("code", "fault"),
     [
         ("import nowhere_at_all", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_at_all'"),
-        ("", "cannot be loaded: AttributeError"),
-        ("Wave = 3", "gives 3, which is no class"),
-        ("class Wave: pass", "is no zoo.gates.output.OutputGate"),
+        (WAVE.replace("wave", "silu"), "output gate 'silu' is registered twice: by zoo.gates.output.silu"),
     ],
 )
-def test_a_broken_entry_point_says_whose_it_is(tmp_path: Path, code: str, fault: str) -> None:
-    install(tmp_path, "wavelib", "[zoo.gates.output]\nwave = wavelib:Wave\n", code)
-    message = error_of(OUTPUT.get, "wave")
-    assert message.startswith("output gate 'wave': ")
-    assert "wavelib" in message
-    assert fault in message
-
-
-def test_entry_points_that_clash_are_refused(tmp_path: Path) -> None:
-    install(tmp_path / "a", "liba", "[zoo.gates.output]\nwave = liba:Wave\nsilu = liba:Wave\n", GATE)
-    message = error_of(Registry("output gate", "zoo.gates.output", "OutputGate").get, "silu")
-    assert (
-        message
-        == "output gate 'silu' is registered twice: by zoo.gates.output.silu and by liba:Wave of the package liba"
-    )
-    install(tmp_path / "b", "libb", "[zoo.gates.output]\nwave = libb:Wave\n", GATE)
+def test_a_broken_plugin_says_whose_it_is(tmp_path: Path, code: str, fault: str) -> None:
+    install(tmp_path, "wavelib", PLUGIN, code)
     message = error_of(OUTPUT.names)
-    assert message.startswith("zoo.gates.output: 'wave' is registered twice: by lib")
-    assert "package liba" in message
-    assert "package libb" in message
+    assert message.startswith("zoo.plugins: waves: wavelib of the package wavelib cannot be loaded: ")
+    assert fault in message
+    assert OUTPUT.get("sigmoid"), "what is shipped works all the same"
+
+
+def test_plugins_that_clash_are_refused(tmp_path: Path) -> None:
+    install(tmp_path / "a", "liba", "[zoo.plugins]\na = liba\n", WAVE)
+    install(tmp_path / "b", "libb", "[zoo.plugins]\nb = libb\n", WAVE)
+    message = error_of(OUTPUT.names)
+    assert "output gate 'wave' is registered twice: by lib" in message
+    assert "of the package lib" in message
 
 
 def test_a_file_that_does_not_register_its_name_is_found_out() -> None:

@@ -3,8 +3,9 @@ not wait for torch.
 
 A registry maps a key to a class. The key of a shipped part is its file's name (`zoo/gates/decay/kda.py` is the decay
 gate `kda`), so keys are known without importing anything; the file is imported when its class is first asked for, and
-registers itself with the decorator. Users' parts arrive in two ways: by the decorator in a file that the recipe
-imports, or by an installed package's entry point in the group that is named like the registry's package.
+registers itself with the decorator. Users' parts arrive by the same decorator: in a file that the recipe imports, or in
+a module that an installed package names as an entry point of the group `zoo.plugins`. Plugins are imported when names are
+listed or an unknown one is met, so that shipped names never wait for them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,11 +69,12 @@ class Registry:
         return add
 
     def names(self) -> list[str]:
-        """All keys, sorted. Imports nothing."""
-        return sorted({*self._classes, *self._shipped(), *_entry_points(self.package)})
+        """All keys, sorted. Imports nothing but plugins."""
+        load_plugins()
+        return sorted({*self._classes, *self._shipped()})
 
     def __contains__(self, key: object) -> bool:
-        return key in self.names()
+        return key in self._classes or key in self._shipped() or key in self.names()
 
     def get(self, key: str, place: str = "") -> Any:
         """The class of `key`. RecipeError, led by `place`, when there is none or it is no part of this kind."""
@@ -80,7 +82,7 @@ class Registry:
         if key not in self:
             raise RecipeError(f"{lead}unknown {self.noun} '{key}'{did_you_mean(key, self.names())}")
         if key not in self._classes:
-            self._import(key)
+            importlib.import_module(f"{self.package}.{key}")
         cls = self._classes.get(key)
         if cls is None:
             raise RecipeError(f"{lead}{self.noun} '{key}': {self.package}.{key} registers nothing under its name")
@@ -89,44 +91,22 @@ class Registry:
             raise RecipeError(f"{lead}{self.noun} '{key}': {_full_name(cls)} is no {_full_name(contract)}")
         return cls
 
-    def _import(self, key: str) -> None:
-        entry = _entry_points(self.package).get(key)
-        if key in self._shipped():
-            if entry is not None:
-                raise RecipeError(
-                    f"{self.noun} '{key}' is registered twice: by {self.package}.{key} and by {_package(entry)}"
-                )
-            importlib.import_module(f"{self.package}.{key}")
-        elif entry is not None:
-            try:
-                cls = entry.load()
-            except Exception as error:
-                fault = f"{type(error).__name__}: {error}"
-                raise RecipeError(f"{self.noun} '{key}': {_package(entry)} cannot be loaded: {fault}") from error
-            if not isinstance(cls, type):
-                raise RecipeError(f"{self.noun} '{key}': {_package(entry)} gives {cls!r}, which is no class")
-            self.register(key)(cls)
-
     def _shipped(self) -> list[str]:
         folder = Path(__file__).parent.joinpath(*self.package.split(".")[1:])
         return [file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")]
 
 
 @functools.cache
-def _entry_points(group: str) -> dict[str, EntryPoint]:
-    """Key -> the installed entry point of that group, e.g. `zoo.gates.decay`."""
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
-        first = found.setdefault(entry.name, entry)
-        if first.value != entry.value:
-            raise RecipeError(
-                f"{group}: '{entry.name}' is registered twice: by {_package(first)} and by {_package(entry)}"
-            )
-    return found
-
-
-def _package(entry: EntryPoint) -> str:
-    return f"{entry.value} of the package {entry.dist.name if entry.dist else 'unknown'}"
+def load_plugins() -> None:
+    """Imports, once, the modules under the entry points of `zoo.plugins`. RecipeError names the package of one that
+    cannot be imported, or whose part has a key that is taken."""
+    for entry in entry_points(group="zoo.plugins"):
+        package = f"{entry.value} of the package {entry.dist.name if entry.dist else 'unknown'}"
+        try:
+            entry.load()
+        except Exception as error:
+            fault = str(error) if isinstance(error, RecipeError) else f"{type(error).__name__}: {error}"
+            raise RecipeError(f"zoo.plugins: {entry.name}: {package} cannot be loaded: {fault}") from error
 
 
 def _full_name(cls: type) -> str:

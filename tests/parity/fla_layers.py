@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "kda": ("kda", "KimiDeltaAttention", {"num_heads": 3, "head_dim": 8, "expand_v": 1.5}),
     "kda_bounded": ("kda", "KimiDeltaAttention", {"num_heads": 3, "head_dim": 8, "lower_bound": -5.0, "safe_gate": True}),
     "rwkv6": ("rwkv6", "RWKV6Attention", {"num_heads": 2, "proj_low_rank_dim": 5, "gate_low_rank_dim": 6}),
-    "rwkv7_first": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "layer_idx": 0}),
+    "rwkv7_first": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "layer_idx": 0, "fuse_norm": True}),
     "rwkv7": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "value_dim": 48, "layer_idx": 1, "fuse_norm": True}),
 }
 RANKS = {"decay_low_rank_dim": 5, "a_low_rank_dim": 6, "v_low_rank_dim": 7, "gate_low_rank_dim": 9}

@@ -41,20 +41,21 @@ def gates(**parts: Any) -> dict[str, Any]:
 
 
 def rwkv6(tensors: Tensors) -> Tensors:
-    """fla's streams stand in the order r, w, k, v, g, ours in r, k, v, decay, output; and its maps in one tensor."""
-    order = [0, 2, 3, 1, 4]
-    a, b, mu = (tensors.pop(name) for name in ("x_proj.0.linear.weight", "x_proj.2.weight", "x_bias"))
-    tensors["token_shift.a.weight"] = a.unflatten(0, (len(order), -1))[order].flatten(0, 1)
-    tensors["token_shift.mixtures.mu"] = mu[order]
-    maps = b.unflatten(1, (len(order), -1)).unbind(1)
-    return tensors | {f"token_shift.b.{ours}.weight": maps[theirs] for ours, theirs in enumerate(order)}
+    """fla has the mixtures of all streams in one tensor, in the order r, w, k, v, g."""
+    places = [SHIFTS[stream] for stream in "rwkvg"]
+    parts = {
+        "still.mu": tensors.pop("x_bias").unbind(0),
+        "a.weight": tensors.pop("x_proj.0.linear.weight").chunk(len(places), dim=0),
+        "b.weight": tensors.pop("x_proj.2.weight").chunk(len(places), dim=1),
+    }
+    for part, of_streams in parts.items():
+        tensors |= {f"{place}.{part}": tensor for place, tensor in zip(places, of_streams, strict=True)}
+    return tensors
 
 
-def rwkv7(tensors: Tensors) -> Tensors:
-    mixtures = [tensors.pop(f"x_{stream}").flatten() for stream in "rkvwag"]
-    return tensors | {"token_shift.mu": torch.stack(mixtures)}
-
-
+SHIFTS = {stream: f"shifts.{stream}" for stream in "rkv"} | {
+    letter: f"gates.{slot}.shift" for letter, slot in {"w": "decay", "a": "write", "g": "output"}.items()
+}
 GATED_NORM = {"g_proj.weight": "gates.output.g_proj.weight", "g_norm_swish_gate.weight": "o_norm.weight"}
 DELTA = {"b_proj.weight": "gates.write.b_proj.weight", "g_proj.weight": "gates.output.g_proj.weight"}
 GDN = {name: f"gates.decay.{name}" for name in ("a_proj.weight", "A_log", "dt_bias")}
@@ -67,7 +68,7 @@ KDA = {
     "g_proj.1.weight": "gates.output.g_proj.b.weight",
 }
 RWKV6 = {
-    "x_proj.0.mu": "token_shift.shift.mu",
+    "x_proj.0.mu": "mixture.mu",
     **{f"{name}_proj.linear.weight": f"{name}_proj.weight" for name in "rkv"},
     "g_proj.linear.weight": "gates.output.g_proj.weight",
     "w_proj.linear.lora.0.weight": "gates.decay.a_proj.weight",
@@ -77,6 +78,7 @@ RWKV6 = {
     "g_norm.bias": "o_norm.bias",
 }
 RWKV7 = {
+    **{f"x_{stream}": f"{place}.mu" for stream, place in SHIFTS.items()},
     "w_lora.lora.0.weight": "gates.decay.a_proj.weight",
     "w_lora.lora.2.weight": "gates.decay.b_proj.weight",
     "w_lora.lora.2.bias": "gates.decay.w0",
@@ -162,11 +164,10 @@ TWINS = {
         RWKV6,
         rwkv6,
     ),
-    "rwkv7_first": Twin(mixer("rwkv7", RWKV7_GATES, n_heads=4, head_dim=8), RWKV7, rwkv7),
+    "rwkv7_first": Twin(mixer("rwkv7", RWKV7_GATES, n_heads=4, head_dim=8), RWKV7),
     "rwkv7": Twin(
         mixer("rwkv7", RWKV7_GATES, n_heads=4, head_dim=8, head_v_dim=12, value_rank=7, norm={"eps": 8 * EPS}),
         RWKV7,
-        rwkv7,
     ),
 }
 
