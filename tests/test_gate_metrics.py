@@ -170,18 +170,18 @@ def test_channels_of_a_head_are_read_together_and_heads_of_width_one_as_one() ->
 
 @pytest.mark.parametrize("width", [1, 96, 128])
 def test_quantiles_of_many_values(width: int) -> None:
-    """Channels at levels of their own, against which a regular pick of values would show."""
-    torch.manual_seed(0)
-    tokens = 60_000 // width
-    values = (torch.arange(width) / width + torch.rand(tokens, 3, width)) ** torch.tensor([1.0, 2.0, 3.0])[:, None]
-    metric = GateStatistic(3)
+    """Channels and tokens at levels of their own, against which a regular pick of values, or the first ones, show."""
+    tokens = 500_000 // width
+    levels = torch.linspace(0, 1, tokens)[:, None, None] + torch.linspace(0, 1, width)
+    values = levels ** torch.tensor([[1.0], [3.0]])
+    metric = GateStatistic(2)
     metric.update(values)
     assert sum(map(len, metric.sample)) == SAMPLE
     found = metric.compute()
-    for head in range(3):
+    for head in range(2):
         ordered = values[:, head].flatten()
         for name, share in (("q0.05", 0.05), ("q0.5", 0.5), ("q0.95", 0.95)):
-            assert (ordered <= found[name][0, head]).float().mean().item() == pytest.approx(share, abs=0.015)
+            assert (ordered <= found[name][0, head]).float().mean().item() == pytest.approx(share, abs=0.01)
     assert found["max"][0, 0] == values[:, 0].max()
 
 
@@ -306,6 +306,14 @@ def test_the_example_of_the_docs_runs() -> None:
     exec(compile(block, "docs/training.md", "exec"), found)
     assert {row["token_class"] for row in found["rows"]} == {"all", "first", "rest"}
     assert all(f"`{name}`" in text for name in COLUMNS)
+
+
+def test_no_tokens_no_rows_and_classes_only_where_they_are_told_apart() -> None:
+    lm, name = around(_Output()), "layers.0.mixer.gates.it"
+    assert gate_statistics({name: torch.rand(1, 0, 3, 1)}, lm) == []
+    reader = GateReader(lm)
+    reader.add(name, torch.ones(1, 2, 1, 1), torch.tensor([[FIRST, REST]]))
+    assert [(row["token_class"], row["count"]) for row in reader.rows()] == [("all", 2)]
 
 
 def test_whitespace_of_bytes() -> None:

@@ -4,8 +4,8 @@ not wait for torch.
 A registry maps a key to a class. The key of a shipped part is its file's name (`zoo/gates/decay/kda.py` is the decay
 gate `kda`), so keys are known without importing anything; the file is imported when its class is first asked for, and
 registers itself with the decorator. Users' parts arrive by the same decorator: in a file that the recipe imports, or in
-a module that an installed package names as an entry point of the group `zoo.plugins`. Plugins are imported when names are
-listed or an unknown one is met, so that shipped names never wait for them.
+a module that an installed package names as an entry point of the group `zoo.plugins`. Plugins are imported when names
+are listed or an unknown one is met, so that shipped names never wait for them.
 """
 
 from __future__ import annotations

@@ -11,14 +11,19 @@ from torch import Tensor
 Config = Mapping[str, Any]
 Tensors = dict[str, Tensor]
 
+MAMBAS = ("mamba", "mamba2")
 FFN = ("gate_proj", "up_proj", "down_proj")
 
 
 def stack_of(config: Config) -> dict[str, Any]:
     """What stands under `model.stack`. Each layer is a block of its own kind, in the order of the checkpoint."""
-    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
-    blocks = {kind: {"mixer": mixer_of(config, kind), "ffn": ffn_of(config)} for kind in dict.fromkeys(kinds)}
-    norm = {"eps": config["rms_norm_eps"], "zero_centered": config["model_type"] == "qwen3_next"}
+    mamba = config["model_type"] in MAMBAS
+    kind = "linear_attention" if mamba else "full_attention"
+    kinds = config.get("layer_types") or [kind] * config["num_hidden_layers"]
+    ffn = {} if mamba else {"ffn": ffn_of(config)}
+    blocks = {kind: {"mixer": mixer_of(config, kind), **ffn} for kind in dict.fromkeys(kinds)}
+    eps = config["layer_norm_epsilon" if mamba else "rms_norm_eps"]
+    norm = {"eps": eps, "zero_centered": config["model_type"] == "qwen3_next"}
     return {
         "vocab_size": config["vocab_size"],
         "d_model": config["hidden_size"],
@@ -36,7 +41,14 @@ def ffn_of(config: Config) -> dict[str, Any]:
 
 def mixer_of(config: Config, kind: str) -> dict[str, Any]:
     if kind == "linear_attention":
-        return kda_of(config) if config["model_type"] in ("kimi_linear", "bailing_hybrid") else gdn_of(config)
+        linear = {
+            "kimi_linear": kda_of,
+            "bailing_hybrid": kda_of,
+            "minimax": lightning_of,
+            "mamba": mamba1_of,
+            "mamba2": mamba2_of,
+        }
+        return linear.get(config["model_type"], gdn_of)(config)
     return mla_of(config) if "kv_lora_rank" in config else attention_of(config, kind)
 
 
@@ -67,6 +79,40 @@ def kda_of(config: Config) -> dict[str, Any]:
         "name": "kda",
         "options": {"n_heads": heads, "head_dim": width, "conv_size": config["linear_conv_kernel_dim"]},
         "gates": {"decay": decay, "write": "sigmoid", "output": output},
+    }
+
+
+def lightning_of(config: Config) -> dict[str, Any]:
+    return {
+        "name": "lightning",
+        # its epsilon is 1e-6 whatever the configuration says
+        "options": {"n_heads": config["num_attention_heads"], "head_dim": config["head_dim"], "norm": {"eps": 1e-6}},
+        "gates": {"decay": "lightning", "output": "sigmoid"},
+    }
+
+
+def mamba1_of(config: Config) -> dict[str, Any]:
+    decay = {"name": "mamba1", "options": {"rank": config["time_step_rank"]}}
+    options = {"n_heads": 1, "head_dim": config["state_size"], "n_v_heads": config["intermediate_size"]}
+    return {
+        "name": "mamba1",
+        "options": options | {"conv_size": config["conv_kernel"]},
+        "gates": {"decay": decay, "write": "tied_step", "output": "silu"},
+    }
+
+
+def mamba2_of(config: Config) -> dict[str, Any]:
+    options = {
+        "n_heads": config["n_groups"],
+        "head_dim": config["state_size"],
+        "n_v_heads": config["num_heads"],
+        "head_v_dim": config["head_dim"],
+        "conv_size": config["conv_kernel"],
+    }
+    return {
+        "name": "mamba2",
+        "options": options,
+        "gates": {"decay": "mamba2", "write": "tied_step", "output": "silu"},
     }
 
 
@@ -101,6 +147,8 @@ def attention_of(config: Config, kind: str) -> dict[str, Any]:
 
 def to_zoo(tensors: Mapping[str, Tensor], config: Config) -> Tensors:
     """A whole model's tensors under our names."""
+    if config["model_type"] in MAMBAS:
+        tensors = {name_of_mamba(name): tensor for name, tensor in tensors.items()}
     out = {"embed.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"]}
     if "lm_head.weight" in tensors:
         out["head.weight"] = tensors["lm_head.weight"]
@@ -111,15 +159,30 @@ def to_zoo(tensors: Mapping[str, Tensor], config: Config) -> Tensors:
     for layer, own in layers.items():
         mixer = {name.partition(".")[2]: own[name] for name in own if name.startswith(("self_attn.", "linear_attn."))}
         parts = {f"mixer.{name}": tensor for name, tensor in mixer_to_zoo(mixer, config).items()}
-        parts |= {f"ffn.{part}.weight": own[f"mlp.{part}.weight"] for part in FFN}
         parts["mixer_residual.norm.weight"] = own["input_layernorm.weight"]
-        parts["ffn_residual.norm.weight"] = own["post_attention_layernorm.weight"]
+        if "post_attention_layernorm.weight" in own:
+            parts |= {f"ffn.{part}.weight": own[f"mlp.{part}.weight"] for part in FFN}
+            parts["ffn_residual.norm.weight"] = own["post_attention_layernorm.weight"]
         out |= {f"layers.{layer}.{name}": tensor for name, tensor in parts.items()}
     return out
 
 
+def name_of_mamba(name: str) -> str:
+    """A tensor of a Mamba under the name that other models have for its place."""
+    place = name.removeprefix("backbone.").replace("embeddings", "embed_tokens").replace("norm_f", "norm")
+    place = re.sub(r"^(layers\.\d+\.)mixer", r"\1self_attn", place)
+    place = re.sub(r"^(layers\.\d+\.)norm", r"\1input_layernorm", place)
+    return name if place == name else f"model.{place}"
+
+
 def mixer_to_zoo(tensors: Tensors, config: Config) -> Tensors:
     """One mixer's tensors under our names."""
+    if "qkv_proj.weight" in tensors:
+        return lightning_to_zoo(tensors, config)
+    if "x_proj.weight" in tensors:
+        return mamba1_to_zoo(tensors, config)
+    if "in_proj.weight" in tensors:
+        return mamba2_to_zoo(tensors, config)
     if "in_proj_qkvz.weight" in tensors:
         tensors = unpack_qkvz(tensors, config)
     if "conv1d.weight" in tensors:
@@ -174,6 +237,59 @@ def linear_to_zoo(tensors: Tensors) -> Tensors:
     }
     found = {ours: tensors[f"{name}.weight"] for name, ours in names.items() if f"{name}.weight" in tensors}
     return out | {f"gates.{ours}.weight": tensor for ours, tensor in found.items()}
+
+
+def lightning_to_zoo(tensors: Tensors, config: Config) -> Tensors:
+    """The fused projection goes by head: of each its query, key and value."""
+    q, k, v = tensors["qkv_proj.weight"].unflatten(0, (config["num_attention_heads"], 3, -1)).unbind(1)
+    return {
+        "q_proj.weight": q.flatten(0, 1),
+        "k_proj.weight": k.flatten(0, 1),
+        "v_proj.weight": v.flatten(0, 1),
+        "o_proj.weight": tensors["out_proj.weight"],
+        "o_norm.weight": tensors["norm.weight"],
+        "gates.output.g_proj.weight": tensors["output_gate.weight"],
+    }
+
+
+def mamba1_to_zoo(tensors: Tensors, config: Config) -> Tensors:
+    """in_proj is [x | z], x_proj [Δ | B | C]."""
+    v, z = tensors["in_proj.weight"].chunk(2)
+    rank, width = config["time_step_rank"], config["state_size"]
+    step, k, q = tensors["x_proj.weight"].split([rank, width, width])
+    return {
+        "v_proj.weight": v,
+        "k_proj.weight": k,
+        "q_proj.weight": q,
+        "o_proj.weight": tensors["out_proj.weight"],
+        "v_conv1d.weight": tensors["conv1d.weight"].squeeze(1),
+        "v_conv1d.bias": tensors["conv1d.bias"],
+        "D": tensors["D"],
+        "gates.decay.dt_proj.a.weight": step,
+        "gates.decay.dt_proj.b.weight": tensors["dt_proj.weight"],
+        "gates.decay.dt_bias": tensors["dt_proj.bias"],
+        "gates.decay.A_log": tensors["A_log"],
+        "gates.output.g_proj.weight": z,
+    }
+
+
+def mamba2_to_zoo(tensors: Tensors, config: Config) -> Tensors:
+    """in_proj is [z | x | B | C | Δ], the convolution [x | B | C]."""
+    inner, keys = len(tensors["norm.weight"]), config["n_groups"] * config["state_size"]
+    rows = [inner, keys, keys]
+    z, v, k, q, step = tensors["in_proj.weight"].split([inner, *rows, config["num_heads"]])
+    out = {"v_proj.weight": v, "k_proj.weight": k, "q_proj.weight": q, "o_proj.weight": tensors["out_proj.weight"]}
+    for part in ("weight", "bias"):
+        convolutions = tensors[f"conv1d.{part}"].flatten(1) if part == "weight" else tensors["conv1d.bias"]
+        out |= {f"{x}_conv1d.{part}": y for x, y in zip("vkq", convolutions.split(rows), strict=True)}
+    return out | {
+        "D": tensors["D"],
+        "o_norm.weight": tensors["norm.weight"],
+        "gates.decay.a_proj.weight": step,
+        "gates.decay.A_log": tensors["A_log"],
+        "gates.decay.dt_bias": tensors["dt_bias"],
+        "gates.output.g_proj.weight": z,
+    }
 
 
 def mla_to_zoo(tensors: Tensors) -> Tensors:

@@ -114,7 +114,55 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 12,
         "rope_parameters": {"rope_type": "default", "rope_theta": None},
     },
+    "minimax": {
+        "model_type": "minimax",
+        "num_hidden_layers": 5,
+        "layer_types": [*["linear_attention"] * 3, "full_attention", "linear_attention"],
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "block_size": 32,
+        "num_local_experts": 2,
+        "rms_norm_eps": 1e-2,  # so large that it counts
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "mamba": {
+        "model_type": "mamba",
+        "num_hidden_layers": 3,
+        "state_size": 6,
+        "expand": 3,
+        "conv_kernel": 3,
+        "time_step_rank": 5,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "mamba2": {
+        "model_type": "mamba2",
+        "num_hidden_layers": 3,
+        "state_size": 10,
+        "expand": 3,
+        "num_heads": 8,
+        "head_dim": 12,
+        "n_groups": 1,
+        "conv_kernel": 4,
+        "chunk_size": 32,
+        "layer_norm_epsilon": 1e-2,
+        "tie_word_embeddings": True,
+    },
+    "mamba2_groups": {
+        "model_type": "mamba2",
+        "num_hidden_layers": 3,
+        "state_size": 10,
+        "expand": 3,
+        "num_heads": 8,
+        "head_dim": 12,
+        "n_groups": 2,
+        "chunk_size": 32,
+        "tie_word_embeddings": False,
+    },
 }
+# Models whose residual form or FFN is none of ours yet: only their mixers are asked.
+MIXERS_ONLY = ("olmo_hybrid", "minimax")
 BATCH, LENGTH = 2, 70
 
 
@@ -132,13 +180,14 @@ def answer(name: str, case: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(case.pop("model_type"), eos_token_id=None, **SHAPE, **case)
-    config._attn_implementation = "sdpa"
+    if "num_attention_heads" in case:
+        config._attn_implementation = "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     redraw(model)
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     state = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     first = {"config": config.to_dict(), "tokens": tokens, "state": state}
-    if name == "olmo_hybrid":
+    if name in MIXERS_ONLY:
         return {**first, **layer_answers(model)}
     return {**first, **model_answers(model, tokens)}
 
@@ -155,7 +204,7 @@ def redraw(model: Any) -> None:
         for key, parameter in model.named_parameters():
             if key.endswith("A_log"):
                 parameter.uniform_(*((0.0, 0.7) if bounded else (-2.5, 0.5)))
-            elif key.endswith("dt_bias"):
+            elif key.endswith(("dt_bias", "dt_proj.bias")):
                 parameter.normal_(mean=-3.0 if bounded else -1.5, std=0.7)
             elif parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
@@ -195,24 +244,25 @@ def model_answers(model: Any, tokens: Any) -> dict[str, Any]:
 
 
 def layer_answers(model: Any) -> dict[str, Any]:
-    """The mixers alone, where the residual around them is none of ours yet: their input, output and the gradients of a
-    weighted sum of the output."""
+    """Every mixer alone, by the path under which its parameters stand: its output and the gradients of a weighted sum
+    of the output."""
     import torch
 
     x, w = torch.randn(2, BATCH, LENGTH, SHAPE["hidden_size"]).unbind(0)
-    linear, full = model.model.layers[0].linear_attn, model.model.layers[1].self_attn
-    runs = {
-        "linear_attn": (linear, lambda x: linear(hidden_states=x)),
-        "self_attn": (full, lambda x: full(hidden_states=x, position_embeddings=None, attention_mask=None)[0]),
-    }
-    answers: dict[str, Any] = {"x": x, "w": w}
-    for name, (module, run) in runs.items():
-        x = x.clone().requires_grad_()
-        y = run(x)
-        parameters = {"x": x, **dict(module.named_parameters())}
-        gradients = torch.autograd.grad((y * w).sum(), parameters.values())
-        answers[name] = {"y": y.detach(), "gradients": dict(zip(parameters, gradients, strict=True))}
-    return answers
+    rotary = getattr(model.model, "rotary_emb", None)
+    positions = rotary(x, torch.arange(LENGTH)[None]) if rotary is not None else None
+    answers: dict[str, Any] = {}
+    for index, layer in enumerate(model.model.layers):
+        name = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
+        mixer = getattr(layer, name)
+        given = {} if name == "linear_attn" else {"position_embeddings": positions, "attention_mask": None}
+        inputs = x.clone().requires_grad_()
+        y = mixer(hidden_states=inputs, **given)
+        y = y[0] if isinstance(y, tuple) else y
+        parameters = {"x": inputs, **dict(mixer.named_parameters())}
+        gradients = dict(zip(parameters, torch.autograd.grad((y * w).sum(), parameters.values()), strict=True))
+        answers[f"model.layers.{index}.{name}."] = {"y": y.detach(), "gradients": gradients}
+    return {"x": x, "w": w, "mixers": answers}
 
 
 if __name__ == "__main__":

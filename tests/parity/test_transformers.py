@@ -14,12 +14,11 @@ from torch import Tensor
 
 import zoo
 from tests.parity.mapping import mixer_of, mixer_to_zoo, stack_of, to_zoo
-from tests.parity.oracle import CASES
+from tests.parity.oracle import CASES, MIXERS_ONLY
 from zoo.sequence import dense
 from zoo.stack import Stack
 
-MODELS = [name for name in CASES if name != "olmo_hybrid"]
-LAYERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}
+MODELS = [name for name in CASES if name not in MIXERS_ONLY]
 
 Answers = dict[str, Any]
 
@@ -90,26 +89,27 @@ def test_gradients(oracle: dict[str, Answers], name: str) -> None:
         assert difference(gradient, want) <= allowed, ours
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_mixers_of_olmo_hybrid(oracle: dict[str, Answers], layer: str) -> None:
-    """Alone, as the residual form around its attention is none of ours yet: beta up to 2, values twice as wide as keys,
-    an epsilon of its own, norms over whole projections, no positions."""
-    answer = oracle["olmo_hybrid"]
-    config, index = answer["config"], list(LAYERS).index(layer)
-    part = {"mixer": mixer_of(config, LAYERS[layer])}
-    norm = {"eps": config["rms_norm_eps"]}
-    stack = {"vocab_size": 3, "d_model": config["hidden_size"], "n_layers": 1, "pattern": ["a"], "blocks": {"a": part}}
-    mixer = zoo.load({**stack, "norm": norm}).layers[0].mixer
-    prefix = f"model.layers.{index}.{layer}."
-    state = {name.removeprefix(prefix): weight for name, weight in answer["state"].items() if name.startswith(prefix)}
-    fill(mixer, mixer_to_zoo(state, config))
-    x = answer["x"].clone().requires_grad_()
-    y = mixer(x, dense(*x.shape[:2], x.device))
-    assert difference(y, answer[layer]["y"]) <= 2e-5
-    names, parameters = zip(*mixer.named_parameters(), strict=True)
-    d_x, *gradients = torch.autograd.grad((y * answer["w"]).sum(), (x, *parameters))
-    theirs = dict(answer[layer]["gradients"])
-    assert difference(d_x, theirs.pop("x")) <= 2e-4
-    wanted = mixer_to_zoo(theirs, config)
-    for name, gradient in zip(names, gradients, strict=True):
-        assert difference(gradient, wanted[name]) <= 2e-4 * max(1, wanted[name].abs().max().item()), name
+@pytest.mark.parametrize("name", MIXERS_ONLY)
+def test_mixers(oracle: dict[str, Answers], name: str) -> None:
+    """Alone, as the residual form around them is none of ours yet. OLMo-Hybrid: beta up to 2, values twice as wide as
+    keys, an epsilon of its own, norms over whole projections, no positions. MiniMax: slopes that depend on the layer.
+    """
+    answer = oracle[name]
+    config, state = answer["config"], answer["state"]
+    layers = zoo.load(stack_of(config)).layers
+    assert len(layers) == len(answer["mixers"])
+    for layer, (prefix, theirs) in zip(layers, answer["mixers"].items(), strict=True):
+        mixer = layer.mixer
+        own = {key.removeprefix(prefix): weight for key, weight in state.items() if key.startswith(prefix)}
+        fill(mixer, mixer_to_zoo(own, config))
+        x = answer["x"].clone().requires_grad_()
+        y = mixer(x, dense(*x.shape[:2], x.device))
+        assert difference(y, theirs["y"]) <= 2e-5, prefix
+        names, parameters = zip(*mixer.named_parameters(), strict=True)
+        d_x, *gradients = torch.autograd.grad((y * answer["w"]).sum(), (x, *parameters))
+        wanted = dict(theirs["gradients"])
+        assert difference(d_x, wanted.pop("x")) <= 2e-4, prefix
+        wanted = mixer_to_zoo(wanted, config)
+        for key, gradient in zip(names, gradients, strict=True):
+            allowed = 2e-4 * max(1, wanted[key].abs().max().item())
+            assert difference(gradient, wanted[key]) <= allowed, f"{prefix}{key}"

@@ -200,6 +200,8 @@ class GateReader:
         gate, values = self.gates[name], values.flatten(0, 1)
         if classes is not None and classes.numel() != len(values):
             raise ValueError(f"gate statistics: {name} has {len(values)} tokens, and classes are {classes.numel()}")
+        if not values.numel():
+            return
         if name in self._as_one:
             values = values.reshape(len(values), 1, -1)
         elif gate.kind == "branch":
@@ -210,7 +212,7 @@ class GateReader:
         if name not in self.metrics:
             metric = GateStatistic(values.shape[1], _maximum(gate), self.n_classes)
             self.metrics[name] = metric.to(values.device)
-        self.metrics[name].update(values, None if classes is None else classes.flatten())
+        self.metrics[name].update(values, classes.flatten() if classes is not None and self.n_classes > 1 else None)
 
     def rows(self, classes: Iterable[str] = CLASSES) -> list[Row]:
         """A row of COLUMNS for each gate that was read, each head, and all tokens and each of `classes` that had any;

@@ -28,11 +28,11 @@ class MLA(Mixer):
     keys and values of the past are never rebuilt: all heads attend to the one latent.
 
     Gates: query and key on all channels of each head, before rotation; value behind W_uv; output (G1), post. Query,
-    output and post cost the cache nothing. A key or value gate makes keys or values of a head more than a map of the
-    latent, so the cache holds beside c and k_r, a token: for a multiplicative headwise gate, which passes through W_uk
-    and W_uv, its H scores; for any other the gated keys, H·(nope + rope), or values, H·V, which are then read as they
-    are; and one number that says whether the scores were neutral. A past of neutral scores only is read as without
-    gates, bit for bit, for which every decoding call looks at that number.
+    output and post cost the cache nothing. A key or value gate makes keys or values more than a map of the latent, so
+    the cache holds for it, beside c and k_r: the H scores of a token, if it is headwise and multiplicative, for those
+    pass through W_uk and W_uv; else the gated keys, H·(nope + rope) numbers, or values, H·V, which are then read as
+    they are; and one number that says whether all scores were neutral, as a past that is neutral throughout is read as
+    without gates, bit for bit. Any other past is another one for each head, and decoding is slower for it.
 
     DeepSeek-V2 (arXiv:2405.04434), §2.1; gated: Kimi K3 (arXiv:2607.24653), eq. 7.
     """
@@ -138,6 +138,7 @@ class MLA(Mixer):
         return {"key": k, "value": self._scored("value", v, scores)}
 
     def _scored(self, slot: str, y: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
+        """What `gated` gives, from a score that is there already."""
         if slot not in scores:
             return y
         return (y + scores[slot] if self.gates[slot].additive else y * scores[slot]).to(y.dtype)

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.ops._decay import INNER
+
 
 class Chunks:
     """The cut of tokens [B,T], or of documents packed into one row with boundaries `bounds`, into chunks of C = `size`.
@@ -88,3 +90,9 @@ class Chunks:
         """The rows of the first step back into [B,HV,K,V]."""
         state = state.unflatten(0, (-1, self.v_heads))
         return state if self.order is None else torch.empty_like(state).index_copy_(0, self.order, state)
+
+
+def chunk_size(width: int, longest: int, most: int = 64) -> int:
+    """Tokens of a chunk, a power of two: longer ones mean fewer states to keep and more work within chunks, so it grows
+    with K, up to `most`, but not beyond what the longest sequence fills."""
+    return min(32 if width <= 64 else most, max(INNER, 1 << (longest - 1).bit_length()))

@@ -22,16 +22,16 @@ part of w, so that it may differ between channels.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops._chunks import Chunks
-from zoo.ops._decay import FLOOR, INNER, decay_within
+from zoo.ops._chunks import Chunks, chunk_size
+from zoo.ops._decay import FLOOR, decay_within
+from zoo.ops._inverse import unit_lower_inverse
+from zoo.ops._precision import full_precision, working_dtype
 
 
 def chunked_delta_rule(
@@ -46,17 +46,6 @@ def chunked_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """`zoo.ops.delta_rule` for checked arguments, with the document boundaries as a list. Differentiable once."""
     return _DeltaRule.apply(q, k, v, log_decay, beta, scale, initial_state, bounds)
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Within the block autocast leaves operations on x's device alone."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-
-
-def chunk_size(width: int, longest: int) -> int:
-    """Tokens of a chunk, a power of two: longer ones mean fewer states to keep and more work within chunks, so it grows
-    with K, but not beyond what the longest sequence fills."""
-    return min(32 if width <= 64 else 64, max(INNER, 1 << (longest - 1).bit_length()))
 
 
 class _Inside:
@@ -90,7 +79,7 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, beta, scale, initial_state, bounds):
-        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+        dtype = working_dtype(v)
         batch, length, heads, width = v.shape
         longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
         chunks = Chunks(batch, length, bounds, chunk_size(k.shape[3], longest), heads, v.device)
@@ -167,26 +156,3 @@ def _backward(ctx, grad_o, grad_final):
     grad_q.mul_(ctx.scale)
     grad_q, grad_k = (chunks.join(x, q.shape[2]).to(like.dtype) for x, like in ((grad_q, q), (grad_k, k)))
     return grad_q, grad_k, chunks.join(grad_v, heads).to(v.dtype), grad_log_decay, grad_beta, None, grad_state, None
-
-
-def unit_lower_inverse(a: Tensor) -> Tensor:
-    """(I + tril(a, -1))^-1 for a [N,C,C] with C = 8, 16, 32, ...: by substitution on blocks of 8, then doubled with
-
-        [ P  0 ]^-1   [  P^-1             0   ]
-        [ X  Q ]    = [ -Q^-1 X P^-1    Q^-1  ]
-
-    The Neumann product (I - a)(I + a^2)(I + a^4)... takes fewer lines, but where keys are alike its powers grow until
-    nothing is left of their sum."""
-    size, half = a.shape[1], 8
-    blocks = a.unflatten(2, (-1, half)).unflatten(1, (-1, half)).diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(0, 1)
-    identity = torch.eye(half, dtype=a.dtype, device=a.device).expand_as(blocks)
-    inverse = torch.linalg.solve_triangular(blocks, identity, upper=False, unitriangular=True)
-    while half < size:
-        p, q = inverse.contiguous().view(-1, 2, half, half).unbind(1)
-        below = a.unflatten(2, (-1, 2, half))[:, :, :, 0].unflatten(1, (-1, 2, half))[:, :, 1]
-        x = below.diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(0, 1)
-        inverse = a.new_zeros(len(x), 2 * half, 2 * half)
-        inverse[:, :half, :half], inverse[:, half:, half:] = p, q
-        inverse[:, half:, :half] = torch.bmm(q, torch.bmm(x, p)).neg_()
-        half *= 2
-    return inverse

@@ -34,9 +34,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops._chunks import Chunks
-from zoo.ops._decay import FLOOR, INNER, decay_within
-from zoo.ops._delta_chunked import full_precision, unit_lower_inverse
+from zoo.ops._chunks import Chunks, chunk_size
+from zoo.ops._decay import FLOOR, decay_within
+from zoo.ops._inverse import unit_lower_inverse
+from zoo.ops._precision import full_precision, working_dtype
 
 
 def chunked_dplr(
@@ -54,10 +55,9 @@ def chunked_dplr(
     return _Dplr.apply(q, k, v, log_decay, a, b, scale, initial_state, bounds)
 
 
-def chunk_size(longest: int) -> int:
-    """Tokens of a chunk, a power of two, at most 32: with twice that the work within chunks outweighs the shorter loop
-    at any K, and where transitions are reflections (b = -2 a) and keys alike, rounding about doubles."""
-    return min(32, max(INNER, 1 << (longest - 1).bit_length()))
+LONGEST_CHUNK = 32
+"""With twice that the work within chunks outweighs the shorter loop at any K, and where transitions are reflections
+(b = -2 a) and keys alike, rounding about doubles."""
 
 
 class _Inside:
@@ -95,10 +95,10 @@ class _Dplr(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, a, b, scale, initial_state, bounds):
-        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+        dtype = working_dtype(v)
         batch, length, heads, width = v.shape
         longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
-        chunks = Chunks(batch, length, bounds, chunk_size(longest), heads, v.device)
+        chunks = Chunks(batch, length, bounds, chunk_size(k.shape[3], longest, LONGEST_CHUNK), heads, v.device)
         inside = _Inside(chunks, q, k, v, log_decay, a, b, scale, dtype)
 
         states = v.new_empty(chunks.rows, k.shape[3], width, dtype=dtype)  # that enter each chunk

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops._chunks import Chunks
+from zoo.ops._chunks import Chunks, chunk_size
 from zoo.ops._decay import FLOOR, decay_within
-from zoo.ops._delta_chunked import chunk_size, full_precision
+from zoo.ops._precision import full_precision, working_dtype
 
 
 def chunked_linear_attention(
@@ -84,7 +84,7 @@ class _LinearAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
-        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+        dtype = working_dtype(v)
         batch, length, heads, width = v.shape
         longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
         chunks = Chunks(batch, length, bounds, chunk_size(k.shape[3], longest), heads, v.device)

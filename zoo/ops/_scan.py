@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zoo.ops._chunks import Chunks
-from zoo.ops._delta_chunked import full_precision
+from zoo.ops._precision import full_precision, working_dtype
 
 SIZE = 32  # tokens of a chunk; 16 to 64 take the same time, and fewer keep more states
 
@@ -99,7 +99,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
-        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+        dtype = working_dtype(v)
         batch, length = v.shape[:2]
         longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
         chunks = Chunks(batch, length, bounds, min(SIZE, longest), 1, v.device)

@@ -8,16 +8,14 @@ The state decays, what it then holds under k_t is read, and a share beta_t of it
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from zoo.ops._check import check_cu_seqlens, check_linear, check_shape
-from zoo.ops._delta_chunked import chunked_delta_rule, full_precision
+from zoo.ops._delta_chunked import chunked_delta_rule
 from zoo.ops._dispatch import Backend, Op
-
-FEW = 2  # tokens up to which the recurrence is faster than a chunk
+from zoo.ops._precision import full_precision, working_dtype
+from zoo.ops._recurrence import decays, first_state, literal, unless_few
 
 
 def delta_rule(
@@ -63,46 +61,23 @@ def delta_rule(
         return _op(q, k, v, log_decay, beta, scale, initial_state, bounds, backend=backend)
 
 
-def _reference(q, k, v, log_decay, beta, scale, initial_state, bounds):
-    if bounds is None:
-        return _recurrence(scale, initial_state, q, k, v, log_decay, beta)
-    runs = []
-    for i, (start, end) in enumerate(pairwise(bounds)):
-        document = [None if x is None else x[:, start:end] for x in (q, k, v, log_decay, beta)]
-        state = None if initial_state is None else initial_state[i : i + 1]
-        runs.append(_recurrence(scale, state, *document))
-    return torch.cat([o for o, _ in runs], dim=1), torch.cat([state for _, state in runs])
-
-
-def _recurrence(scale, initial_state, q, k, v, log_decay, beta):
-    dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-    batch, length, heads, width = v.shape
+def _recurrence(q, k, v, log_decay, beta, scale, initial_state):
+    heads, dtype = v.shape[2], working_dtype(v)
+    state = first_state(initial_state, k, v)
     q, k = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
     w = (beta if beta.ndim == 4 else beta.unsqueeze(3)).to(dtype) * k
-    if log_decay is not None:
-        decay = (log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).to(dtype).exp().unsqueeze(4)
-    if initial_state is None:
-        state = v.new_zeros(batch, heads, k.shape[3], width, dtype=dtype)
-    else:
-        state = initial_state.to(dtype)
+    tokens = [(scale * q).unsqueeze(3), k.unsqueeze(3), w.unsqueeze(4), v.to(dtype).unsqueeze(3)]
     o = []
-    for t in range(length):
-        if log_decay is not None:
-            state = decay[:, t] * state
-        u = v[:, t].to(dtype) - (k[:, t].unsqueeze(2) @ state).squeeze(2)
-        state = state + w[:, t].unsqueeze(3) * u.unsqueeze(2)
-        o.append(((scale * q[:, t]).unsqueeze(2) @ state).squeeze(2))
+    for decay, q_t, k_t, w_t, v_t in zip(decays(log_decay, v), *(x.unbind(1) for x in tokens), strict=True):
+        if decay is not None:
+            state = decay * state
+        state = state + w_t * (v_t - k_t @ state)
+        o.append((q_t @ state).squeeze(2))
     return torch.stack(o, dim=1).to(v.dtype), state
 
 
-def _chunked(q, k, v, log_decay, beta, scale, initial_state, bounds):
-    lengths = {v.shape[1]} if bounds is None else {end - start for start, end in pairwise(bounds)}
-    if max(lengths) > FEW or len(lengths) > 1:
-        return chunked_delta_rule(q, k, v, log_decay, beta, scale, initial_state, bounds)
-    # Decoding, packed or not: documents of one length are rows of a batch.
-    rows = [None if x is None else x.reshape(-1, *lengths, *x.shape[2:]) for x in (q, k, v, log_decay, beta)]
-    o, state = _recurrence(scale, initial_state, *rows)
-    return o.view(v.shape), state
-
-
-_op = Op("delta_rule", Backend("chunked", _chunked), Backend("reference", _reference))
+_op = Op(
+    "delta_rule",
+    Backend("chunked", unless_few(chunked_delta_rule, _recurrence, 5)),
+    Backend("reference", literal(_recurrence, 5)),
+)

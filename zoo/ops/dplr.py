@@ -9,17 +9,14 @@ The delta rule reads after the decay; it is this op with a = -exp(log_decay) k a
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from zoo.ops._check import check_cu_seqlens, check_linear, check_shape
-from zoo.ops._delta_chunked import full_precision
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._dplr_chunked import chunked_dplr
-
-FEW = 2  # tokens up to which the recurrence is faster than a chunk
+from zoo.ops._precision import full_precision, working_dtype
+from zoo.ops._recurrence import decays, first_state, literal, unless_few
 
 
 def dplr(
@@ -66,48 +63,21 @@ def dplr(
         return _op(q, k, v, log_decay, a, b, scale, initial_state, bounds, backend=backend)
 
 
-def _reference(q, k, v, log_decay, a, b, scale, initial_state, bounds):
-    if bounds is None:
-        return _recurrence(scale, initial_state, q, k, v, log_decay, a, b)
-    runs = []
-    for i, (start, end) in enumerate(pairwise(bounds)):
-        document = [None if x is None else x[:, start:end] for x in (q, k, v, log_decay, a, b)]
-        state = None if initial_state is None else initial_state[i : i + 1]
-        runs.append(_recurrence(scale, state, *document))
-    return torch.cat([o for o, _ in runs], dim=1), torch.cat([state for _, state in runs])
-
-
-def _recurrence(scale, initial_state, q, k, v, log_decay, a, b):
-    dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-    batch, length, heads, width = v.shape
-    if initial_state is None:
-        initial_state = v.new_zeros(batch, heads, q.shape[3], width)
-    state = initial_state.to(dtype)
-    # Rows to read with, columns to write: q, a [.., 1, K], k, b [.., K, 1], v [.., 1, V].
+def _recurrence(q, k, v, log_decay, a, b, scale, initial_state):
+    heads, dtype = v.shape[2], working_dtype(v)
+    state = first_state(initial_state, k, v)
     q, k, a, b = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, a, b))
-    tokens = [(scale * q).unsqueeze(3), a.unsqueeze(3), k.unsqueeze(4), b.unsqueeze(4), v.to(dtype).unsqueeze(3)]
-    if log_decay is None:
-        decays = [None] * length
-    else:
-        log_decay = log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)
-        decays = log_decay.to(dtype).exp().unsqueeze(4).unbind(1)
+    tokens = [(scale * q).unsqueeze(3), k.unsqueeze(4), a.unsqueeze(3), b.unsqueeze(4), v.to(dtype).unsqueeze(3)]
     o = []
-    # unbind, not x[:, t], whose backward writes a gradient of the whole length for every token
-    for decay, q_t, a_t, k_t, b_t, v_t in zip(decays, *(x.unbind(1) for x in tokens), strict=True):
+    for decay, q_t, k_t, a_t, b_t, v_t in zip(decays(log_decay, v), *(x.unbind(1) for x in tokens), strict=True):
         u = a_t @ state
         state = (state if decay is None else decay * state) + b_t * u + k_t * v_t
         o.append((q_t @ state).squeeze(2))
     return torch.stack(o, dim=1).to(v.dtype), state
 
 
-def _chunked(q, k, v, log_decay, a, b, scale, initial_state, bounds):
-    lengths = {v.shape[1]} if bounds is None else {end - start for start, end in pairwise(bounds)}
-    if max(lengths) > FEW or len(lengths) > 1:
-        return chunked_dplr(q, k, v, log_decay, a, b, scale, initial_state, bounds)
-    # Decoding, packed or not: documents of one length are rows of a batch.
-    rows = [None if x is None else x.reshape(-1, *lengths, *x.shape[2:]) for x in (q, k, v, log_decay, a, b)]
-    o, state = _recurrence(scale, initial_state, *rows)
-    return o.view(v.shape), state
-
-
-_op = Op("dplr", Backend("chunked", _chunked), Backend("reference", _reference))
+_op = Op(
+    "dplr",
+    Backend("chunked", unless_few(chunked_dplr, _recurrence, 6)),
+    Backend("reference", literal(_recurrence, 6)),
+)

@@ -9,19 +9,15 @@ The state decays, and the token is added to it. Nothing that it holds is correct
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from zoo.ops._check import check_cu_seqlens, check_linear, check_shape
-from zoo.ops._delta_chunked import full_precision
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._linear_chunked import chunked_linear_attention
+from zoo.ops._precision import full_precision, working_dtype
+from zoo.ops._recurrence import decays, first_state, literal, unless_few
 from zoo.ops._scan import scan
-
-FEW = 2  # tokens up to which the recurrence is faster than a chunk
 
 
 def linear_attention(
@@ -70,54 +66,20 @@ def linear_attention(
         return _op(q, k, v, log_decay, bonus, scale, initial_state, bounds, backend=backend)
 
 
-def _reference(q, k, v, log_decay, bonus, scale, initial_state, bounds):
-    if bounds is None:
-        return _recurrence(bonus, scale, initial_state, q, k, v, log_decay)
-    runs = []
-    for i, (start, end) in enumerate(pairwise(bounds)):
-        document = [None if x is None else x[:, start:end] for x in (q, k, v, log_decay)]
-        state = None if initial_state is None else initial_state[i : i + 1]
-        runs.append(_recurrence(bonus, scale, state, *document))
-    return torch.cat([o for o, _ in runs], dim=1), torch.cat([state for _, state in runs])
-
-
-def _recurrence(bonus, scale, initial_state, q, k, v, log_decay):
-    dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-    batch, length, heads, width = v.shape
+def _recurrence(q, k, v, log_decay, bonus, scale, initial_state):
+    heads, dtype = v.shape[2], working_dtype(v)
+    state = first_state(initial_state, k, v)
     q, k = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    if log_decay is None:
-        decay = [None] * length
-    else:
-        decay = (log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).to(dtype).exp().unsqueeze(4).unbind(1)
     if bonus is not None:
         bonus = bonus.to(dtype).repeat_interleave(heads // len(bonus), dim=0).unsqueeze(2)
-    if initial_state is None:
-        state = v.new_zeros(batch, heads, k.shape[3], width, dtype=dtype)
-    else:
-        state = initial_state.to(dtype)
+    tokens = [(scale * q).unsqueeze(3), k.unsqueeze(4), v.to(dtype).unsqueeze(3)]
     o = []
-    for q_t, k_t, v_t, decay_t in zip((scale * q).unbind(1), k.unbind(1), v.to(dtype).unbind(1), decay, strict=True):
-        write = k_t.unsqueeze(3) * v_t.unsqueeze(2)
-        before = state
-        state = (state if decay_t is None else decay_t * state) + write
+    for decay, q_t, k_t, v_t in zip(decays(log_decay, v), *(x.unbind(1) for x in tokens), strict=True):
+        write, before = k_t * v_t, state
+        state = (state if decay is None else decay * state) + write
         read = state if bonus is None else before + bonus * write
-        o.append((q_t.unsqueeze(2) @ read).squeeze(2))
+        o.append((q_t @ read).squeeze(2))
     return torch.stack(o, dim=1).to(v.dtype), state
-
-
-def _unless_few(run: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`run`, but the recurrence for a few tokens: decoding, packed or not. Documents of one length are rows of a
-    batch."""
-
-    def run_or_step(q, k, v, log_decay, bonus, scale, initial_state, bounds):
-        lengths = {v.shape[1]} if bounds is None else {end - start for start, end in pairwise(bounds)}
-        if max(lengths) > FEW or len(lengths) > 1:
-            return run(q, k, v, log_decay, bonus, scale, initial_state, bounds)
-        rows = [None if x is None else x.reshape(-1, *lengths, *x.shape[2:]) for x in (q, k, v, log_decay)]
-        o, state = _recurrence(bonus, scale, initial_state, *rows)
-        return o.view(v.shape), state
-
-    return run_or_step
 
 
 def _refuse_scan(q, k, v, *_):
@@ -126,7 +88,7 @@ def _refuse_scan(q, k, v, *_):
 
 _op = Op(
     "linear_attention",
-    Backend("scan", _unless_few(scan), _refuse_scan),
-    Backend("chunked", _unless_few(chunked_linear_attention)),
-    Backend("reference", _reference),
+    Backend("scan", unless_few(scan, _recurrence, 4), _refuse_scan),
+    Backend("chunked", unless_few(chunked_linear_attention, _recurrence, 4)),
+    Backend("reference", literal(_recurrence, 4)),
 )
