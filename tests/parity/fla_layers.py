@@ -26,7 +26,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deltanet_gated": ("delta_net", "DeltaNet", {"num_heads": 2, "use_gate": True, "allow_neg_eigval": True}),
     "gated_deltanet": ("gated_deltanet", "GatedDeltaNet", {"num_heads": 2, "num_v_heads": 6, "head_dim": 8}),
     "kda": ("kda", "KimiDeltaAttention", {"num_heads": 3, "head_dim": 8, "expand_v": 1.5}),
-    "kda_bounded": ("kda", "KimiDeltaAttention", {"num_heads": 3, "head_dim": 8, "lower_bound": -5.0, "safe_gate": True}),
+    "kda_bounded": (
+        "kda",
+        "KimiDeltaAttention",
+        {"num_heads": 3, "head_dim": 8, "lower_bound": -5.0, "safe_gate": True},
+    ),
     "rwkv6": ("rwkv6", "RWKV6Attention", {"num_heads": 2, "proj_low_rank_dim": 5, "gate_low_rank_dim": 6}),
     "rwkv7_first": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "layer_idx": 0, "fuse_norm": True}),
     "rwkv7": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "value_dim": 48, "layer_idx": 1, "fuse_norm": True}),
@@ -219,7 +223,7 @@ def answer(module: str, cls: str, arguments: dict[str, Any]) -> dict[str, Any]:
         options["v_first"] = inputs["v_first"]
     y, *_, last = layer(inputs["x"], **options)
     parameters = inputs | dict(layer.named_parameters())
-    gradients = torch.autograd.grad((y * w).sum(), parameters.values())
+    gradients = torch.autograd.grad((y * w).sum(), list(parameters.values()))
     return {
         "w": w,
         "y": y.detach(),
@@ -240,7 +244,7 @@ def redraw(layer: Any) -> None:
                 parameter.uniform_(*((0.0, 0.7) if getattr(layer, "safe_gate", False) else (-2.5, 0.5)))
             elif key.endswith("dt_bias") or key in ("w_lora.lora.2.bias", "w_proj.linear.lora.2.bias"):
                 parameter.normal_(mean=-1.5, std=0.7)
-            elif key.startswith("x_") and "proj" not in key or key.endswith("mu"):
+            elif (key.startswith("x_") and "proj" not in key) or key.endswith("mu"):
                 parameter.uniform_()
             elif key == "g_proj.1.bias":
                 parameter.zero_()  # only fla's KDA has this bias

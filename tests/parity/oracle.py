@@ -260,7 +260,7 @@ def layer_answers(model: Any) -> dict[str, Any]:
         y = mixer(hidden_states=inputs, **given)
         y = y[0] if isinstance(y, tuple) else y
         parameters = {"x": inputs, **dict(mixer.named_parameters())}
-        gradients = dict(zip(parameters, torch.autograd.grad((y * w).sum(), parameters.values()), strict=True))
+        gradients = dict(zip(parameters, torch.autograd.grad((y * w).sum(), list(parameters.values())), strict=True))
         answers[f"model.layers.{index}.{name}."] = {"y": y.detach(), "gradients": gradients}
     return {"x": x, "w": w, "mixers": answers}
 

@@ -38,7 +38,9 @@ class Twin(NamedTuple):
 
 def gates(**parts: Any) -> dict[str, Any]:
     """`decay=("gla", {...})` as a recipe has it."""
-    return {slot: part if isinstance(part, str) else {"name": part[0], "options": part[1]} for slot, part in parts.items()}
+    return {
+        slot: part if isinstance(part, str) else {"name": part[0], "options": part[1]} for slot, part in parts.items()
+    }
 
 
 def rwkv6(tensors: Tensors) -> Tensors:

@@ -13,8 +13,9 @@ from zoo.shapes import Slot
 class GLADecay(DecayGate):
     """log_decay = logsigmoid(W_2 W_1 x + b) / τ, one a key channel: [B,T,H,K].
 
-    W_1 has the rank 16, τ is 16: the 16th root keeps the memory long, the decay starts around 0.96. Gated Linear
-    Attention (arXiv:2312.06635), §4.4.
+    W_1 has the rank 16, τ is 16: the 16th root keeps the memory long, the decay starts around 0.96.
+
+    Gated Linear Attention (arXiv:2312.06635), §4.4.
     """
 
     granularity = "channel"

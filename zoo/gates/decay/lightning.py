@@ -12,10 +12,12 @@ class LightningDecay(FixedDecay):
     """log_decay = -s_h · (1 - l' + 1e-5), s_h the ALiBi slope 2^(-8(h+1)/H) of head h, layer l of L: [B,T,H], never
     learnt.
 
-    The higher the layer, the longer the memory; the last forgets next to nothing. l' is l / (L-1+1e-5) in MiniMax-01
-    (arXiv:2501.08313) and (l-1) / (L-1) in Ring-linear (arXiv:2510.19338), l = 0, 1, ...: there layer 0 forgets faster
-    than its slope. Ring's slopes for a number of heads that is no power of two are ALiBi's: those of the power below,
-    then every other one of the power above. Trap: fla's chunk_lightning_attn has a third form, -8/H · h · (1 - l/L).
+    The higher the layer, the longer the memory; MiniMax's last forgets next to nothing. l' is l / (L-1+1e-5) in MiniMax
+    and (l-1) / (L-1) in Ring, l = 0, 1, ...: there layer 0 forgets faster than its slope. Ring's slopes for a number of
+    heads that is no power of two are ALiBi's: those of the power below, then every other one of the power above. Trap:
+    fla's chunk_lightning_attn has a third form, -8/H · h · (1 - l/L).
+
+    MiniMax-01 (arXiv:2501.08313); Ring-linear (arXiv:2510.19338).
     """
 
     def __init__(self, slot: Slot, *, variant: Literal["minimax", "ring"] = "minimax"):

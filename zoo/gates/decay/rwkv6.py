@@ -14,7 +14,9 @@ class RWKV6Decay(DecayGate):
     """log_decay = -exp(w0 + W_2 tanh(W_1 x)), one a key channel: [B,T,H,K], unbounded below.
 
     w0 starts at -6 in the first channel and rises to -1 in the last, the faster the lower the layer: memories of some
-    400 tokens down to 3. RWKV-6 "Finch" (arXiv:2404.05892), §4.
+    400 tokens down to 3.
+
+    RWKV-6 "Finch" (arXiv:2404.05892), §4.
     """
 
     granularity = "channel"

@@ -15,9 +15,10 @@ from zoo.shapes import Slot
 class RWKV7Decay(DecayGate):
     """log_decay = -e^(-1/2) · σ(w0 + W_2 tanh(W_1 x)), one a key channel: [B,T,H,K], in (-0.6065, 0).
 
-    So no step forgets more than 45%, and a product of 16 steps stays in the range of half precision. `rank` is W_1's
-    width, by default the head width. w0 starts at -5.5 in the first channel and rises to 0.5 in the last, with a zigzag
-    in each head. RWKV-7 "Goose" (arXiv:2503.14456), §4.
+    So no step forgets more than 46%. `rank` is W_1's width, by default the head width. w0 starts at -5.5 in the first
+    channel and rises to 0.5 in the last, with a zigzag in each head.
+
+    RWKV-7 "Goose" (arXiv:2503.14456), §4.
     """
 
     granularity = "channel"

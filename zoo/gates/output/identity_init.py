@@ -12,8 +12,10 @@ class IdentityInitOutput(ProjectedOutput):
     """score = 2σ(W_g x), W_g = 0 at first: exactly 1, and its gradient is x/2.
 
     Safe to add to a trained model, which it leaves as it is until it learns; a zero-initialised σ would halve the
-    branch (Qiu et al. 2025, arXiv:2505.06708, start their σ at random and train from scratch). With a bottleneck only
-    its second matrix starts at zero, or nothing would learn. `additive` starts at a shift of exactly 0: tanh(W_g x).
+    branch. With a bottleneck only its second matrix starts at zero, or nothing would learn. `additive` starts at a
+    shift of exactly 0: tanh(W_g x).
+
+    Ours; the gates of Qiu et al. 2025 (arXiv:2505.06708) start at random and are trained from scratch.
     """
 
     @torch.no_grad()

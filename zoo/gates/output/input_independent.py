@@ -13,7 +13,9 @@ from zoo.shapes import Slot
 class InputIndependentOutput(OutputGate):
     """score = σ(θ), θ = 0 at first: one learnt number a channel [H,E] or a head [H,1], the same for every token.
 
-    Gated attention's control for input dependence (arXiv:2505.06708, table 4), which keeps half of the gain.
+    A control for what dependence on the input is worth: two fifths of the gain are left.
+
+    Gated attention (arXiv:2505.06708), table 4.
     """
 
     no_decay = ("theta",)

@@ -19,7 +19,9 @@ class MLPOutput(OutputGate):
     """score = σ(W_2 f(W_1 x)), or W_2 f(W_1 x) for `outer: none`: elementwise [B,T,H,E] or headwise [B,T,H,1].
 
     `width` is that of the layer between, by default the head's; f is `inner`. RWKV-7's gate has a sigmoid inside and
-    nothing outside: `{inner: sigmoid, outer: none}` (arXiv:2503.14456, §4).
+    nothing outside: `{inner: sigmoid, outer: none}`.
+
+    RWKV-7 (arXiv:2503.14456), §4.
     """
 
     def __init__(

@@ -9,8 +9,9 @@ from zoo.gates.output import ProjectedOutput, register
 class NonSparseSigmoidOutput(ProjectedOutput):
     """score = 1/2 + σ(W_g x)/2, in (1/2, 1): a gate that cannot close.
 
-    Gated attention's control for sparsity (arXiv:2505.06708, table 4): as non-linear as a sigmoid, and most of the gain
-    is lost.
+    A control for what sparsity is worth: as non-linear as a sigmoid, and half of the gain is lost.
+
+    Gated attention (arXiv:2505.06708), table 4.
     """
 
     def activate(self, z: Tensor) -> Tensor:

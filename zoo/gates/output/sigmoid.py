@@ -9,9 +9,10 @@ from zoo.gates.output import ProjectedOutput, register
 class SigmoidOutput(ProjectedOutput):
     """score = σ(W_g x): independent gates in (0, 1).
 
-    Gated attention's G1 (arXiv:2505.06708), Qwen3-Next (elementwise), Ling-3.0's MLA (headwise), KDA (through the head
-    width in Kimi-Linear, full in Kimi K3). W_g starts like every projection, so scores start around 1/2: adding this
-    gate to a trained model halves the branch; `identity_init` does not.
+    W_g starts like every projection, so scores start around 1/2: adding this gate to a trained model halves the branch;
+    `identity_init` does not. KDA's goes through the head width in Kimi-Linear and is full in Kimi K3.
+
+    Gated attention (arXiv:2505.06708), Qwen3-Next (elementwise), Ling-3.0's MLA (headwise), KDA.
     """
 
     def activate(self, z: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from zoo.shapes import Slot
 class SliceOutput(OutputGate):
     """score = σ(W_g x[:d_in/k]): a sigmoid gate that reads the first 1/k of its input's channels.
 
-    A k-th of the parameters of `sigmoid`, whatever the granularity. The record runs of modded-nanogpt (2025) gate each
-    head from 12 of 768 channels.
+    A k-th of the parameters of `sigmoid`, whatever the granularity.
+
+    The record runs of modded-nanogpt (2025) gate each head from 12 of 768 channels.
     """
 
     def __init__(self, slot: Slot, *, k: Size = 4, granularity: Literal["elementwise", "headwise"] = "elementwise"):

@@ -14,7 +14,9 @@ class ChannelWrite(WriteGate):
     """beta = scale · σ(W_b x + b), one a key channel: [B,T,H,K], RWKV-7's in-context learning rate.
 
     W_b goes through a bottleneck (`rank`; by default the head width) or is full; its bias starts around -0.2, each
-    channel a little differently, as RWKV-7's does. RWKV-7 "Goose" (arXiv:2503.14456), §4.
+    channel a little differently, as RWKV-7's does.
+
+    RWKV-7 "Goose" (arXiv:2503.14456), §4.
     """
 
     no_decay = ("a_bias",)

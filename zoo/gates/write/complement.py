@@ -11,8 +11,10 @@ from zoo.shapes import Slot
 class ComplementWrite(WriteGate):
     """beta = 1 - exp(log_decay), in the decay's own granularity: [B,T,H] or [B,T,H,K].
 
-    A leaky average: what is forgotten makes room for exactly as much. HGRN (arXiv:2311.04823); the update gate of the
-    GRU (Cho et al. 2014). It reads the decay as it is applied: where that is forced to 1 nothing is written.
+    A leaky average: what is forgotten makes room for exactly as much. It reads the decay as it is applied: where that
+    is forced to 1 nothing is written.
+
+    HGRN (arXiv:2311.04823); the update gate of the GRU (Cho et al. 2014).
     """
 
     reads = "decay"

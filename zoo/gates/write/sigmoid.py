@@ -11,7 +11,9 @@ class SigmoidWrite(WriteGate):
     """beta = scale · σ(W_b x), one a head: [B,T,H].
 
     `scale` 1 is DeltaNet's, Gated DeltaNet's and KDA's. 2 lets I - beta k k^T have an eigenvalue in (-1, 1), which
-    state tracking needs: Grazzi et al. 2024 (arXiv:2411.12537); OLMo-Hybrid.
+    state tracking needs.
+
+    DeltaNet (arXiv:2406.06484), Gated DeltaNet, KDA; 2: Grazzi et al. 2024 (arXiv:2411.12537), OLMo-Hybrid.
     """
 
     def __init__(self, slot: Slot, *, scale: float = 1.0):

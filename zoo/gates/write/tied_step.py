@@ -11,6 +11,7 @@ class TiedStepWrite(WriteGate):
     """beta = Δ, the step that the decay was made of: [B,T,H], unbounded above.
 
     What forgets more writes more, as the discretised state space model has it: S_t = exp(Δ A) S_{t-1} + Δ B x^T.
+
     Mamba (arXiv:2312.00752) and Mamba-2 (arXiv:2405.21060).
     """
 
