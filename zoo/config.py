@@ -89,7 +89,7 @@ def check_parts(config: StackConfig, place: str = "model.stack") -> None:
         at = f"{place}.blocks.{name}"
         for where, registry, part in _named_parts(block, at):
             decode_options(registry.get(part.name, where), part.options, f"{where}.options")
-        _check_gates(block.mixer, f"{at}.mixer")
+        check_gates(block.mixer, f"{at}.mixer")
 
 
 def granularity_of(gate: type, options: Mapping[str, Any]) -> str | None:
@@ -133,7 +133,9 @@ def _check_gate_name(name: str, registry: Registry | None, place: str) -> None:
         raise RecipeError(f"{place}: unknown {noun} '{name}'{did_you_mean(name, known)}")
 
 
-def _check_gates(mixer: MixerPart, place: str) -> None:
+def check_gates(mixer: MixerPart, place: str) -> None:
+    """Every gate is of its slot's kind, gives what the mixer's op takes, and finds what it reads. RecipeError says why
+    not."""
     slots: Mapping[str, SlotSpec] = MIXERS.get(mixer.name, place).SLOTS
     for slot in mixer.gates:
         if slot not in slots:

@@ -1,16 +1,19 @@
-"""zoo list [KIND]: names that a recipe may use, with a line on each. Reads files, and imports none of the parts."""
+"""zoo list [KIND]: names that a recipe may use, with a line on each. Reads files, and imports none of the parts; only
+`--long` asks the classes."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
+import textwrap
 from itertools import takewhile
 from pathlib import Path
 
 from zoo.cli._parser import Parser
 from zoo.recipe import recipe_folder
-from zoo.registry import GATES, REGISTRIES, Registry, list_names
+from zoo.registry import GATES, REGISTRIES, RecipeError, Registry, did_you_mean, list_names
 from zoo.user_code import import_user_file, resolve_import
 
 KINDS = ("recipes", "mixers", "gates", "ffns", "residuals")
@@ -22,10 +25,15 @@ def main(command: str, args: list[str]) -> int:
         "kind", nargs="?", metavar="KIND", help=f"{', '.join(KINDS)}, or a kind of gate: {', '.join(GATES)}"
     )
     parser.add_argument("--json", action="store_true", help="a list of names, or without KIND one of each kind")
+    parser.add_argument(
+        "--long", action="store_true", help="gates and mixers: formula, granularity, options, source, who takes it"
+    )
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
     options = parser.read(args)
     for file in options.imports:
         import_user_file(resolve_import(file))
+    if options.long:
+        return _print_long(options.kind, options.json)
     if options.json:
         names = {kind: list_names(kind) for kind in KINDS} if options.kind is None else list_names(options.kind)
         print(json.dumps(names, indent=2))
@@ -34,6 +42,30 @@ def main(command: str, args: list[str]) -> int:
         if options.kind is None:
             print(f"{kind}:")
         _print_names(kind, indent="  " if options.kind is None else "")
+    return 0
+
+
+def _print_long(kind: str | None, as_json: bool) -> int:
+    from zoo import catalogue
+
+    kinds = {None: (*GATES, "mixers"), "gates": tuple(GATES)}.get(kind, (kind,))
+    rows = {}
+    for each in kinds:
+        if each not in GATES and each != "mixers":
+            known = did_you_mean(str(each), ["gates", "mixers", *GATES])
+            raise RecipeError(f"zoo list --long: wants gates, mixers or a kind of gate, found '{each}'{known}")
+        rows[each] = catalogue.mixers() if each == "mixers" else catalogue.gates(each)
+    if as_json:
+        print(json.dumps({each: [dataclasses.asdict(row) for row in own] for each, own in rows.items()}, indent=2))
+        return 0
+    for each, own in rows.items():
+        for row in own:
+            print(f"{each}/{row.key}" if each in GATES else row.key)
+            for field in dataclasses.fields(row)[1:]:
+                value = getattr(row, field.name)
+                text = ", ".join(value) if isinstance(value, tuple) else value
+                if text:
+                    print(textwrap.fill(text, 100, initial_indent=f"  {field.name:<12}", subsequent_indent=" " * 14))
     return 0
 
 
@@ -56,14 +88,14 @@ def describe(kind: str, name: str) -> str:
 
 
 def _docstring(registry: Registry, key: str) -> str:
-    """First line of the docstring of the class in a shipped part's file; "" for parts from elsewhere."""
+    """First paragraph of the docstring of the class in a shipped part's file; "" for parts from elsewhere."""
     file = Path(__file__).parents[1].joinpath(*registry.package.split(".")[1:], f"{key}.py")
     if not file.is_file():
         return ""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _registers(node, key)]
     text = ast.get_docstring(classes[0]) if classes else None
-    return text.splitlines()[0] if text else ""
+    return " ".join(text.split("\n\n")[0].split()) if text else ""
 
 
 def _registers(node: ast.ClassDef, key: str) -> bool:

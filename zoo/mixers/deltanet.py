@@ -15,8 +15,9 @@ class DeltaNet(DeltaMixer):
     Usual gates: write `sigmoid` and no other; the read-out has a per-head norm. With a gate in `decay` it is the gated
     delta rule.
 
-    Schlag et al. 2021 (arXiv:2102.11174); Yang et al. 2024 (arXiv:2406.06484). State a layer: H·K·V and the
-    convolutions' W-1 inputs.
+    State a layer: H·K·V and the convolutions' W-1 inputs.
+
+    Schlag et al. 2021 (arXiv:2102.11174); Yang et al. 2024 (arXiv:2406.06484).
     """
 
     def __init__(

@@ -16,7 +16,9 @@ class GatedDeltaNet(DeltaMixer):
     (`n_v_heads` a multiple of `n_heads`, as in Qwen3-Next) and wider than keys (`head_v_dim`, 2x in the paper and
     OLMo-Hybrid).
 
-    Yang et al. 2024 (arXiv:2412.06464). State a layer: HV·K·V and the convolutions' W-1 inputs.
+    State a layer: HV·K·V and the convolutions' W-1 inputs.
+
+    Yang et al. 2024 (arXiv:2412.06464).
     """
 
     def __init__(

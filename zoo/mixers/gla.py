@@ -15,7 +15,9 @@ class GLA(AdditiveMixer):
     Usual gates: decay `gla`, output `silu` behind a per-head norm. Values are twice as wide as keys (in the paper keys
     together are half as wide as the model, values as wide).
 
-    Yang et al. 2023 (arXiv:2312.06635). State a layer: H·K·V.
+    State a layer: H·K·V.
+
+    Yang et al. 2023 (arXiv:2312.06635).
     """
 
     def __init__(

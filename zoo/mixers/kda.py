@@ -16,7 +16,9 @@ class KDA(DeltaMixer):
     Usual gates: decay `kda` (Kimi-Linear) or `bounded` (Kimi K3), write `sigmoid`, output `sigmoid` behind a per-head
     norm. With a decay that is equal over channels this is Gated DeltaNet.
 
-    Kimi Linear (arXiv:2510.26692). State a layer: H·K·V and the convolutions' W-1 inputs.
+    State a layer: H·K·V and the convolutions' W-1 inputs.
+
+    Kimi Linear (arXiv:2510.26692).
     """
 
     def __init__(

@@ -13,11 +13,13 @@ from zoo.shapes import LayerContext, NormConfig
 class Lightning(AdditiveMixer):
     """Lightning attention: q, k, v = silu(W x); S_t = e^{-s} S_{t-1} + k_t v_t^T, o_t = S_t^T q_t, no 1/sqrt(K).
 
-    Usual gates: decay `lightning`, output `sigmoid` behind one norm over all heads together (MiniMax-01,
-    arXiv:2501.08313). Ring-linear (arXiv:2510.19338) has no silu, norms and rotates queries and keys (`qk_norm`,
-    `rope: {fraction: 0.5}`), and its slopes are the gate's `variant: ring`.
+    Usual gates: decay `lightning`, output `sigmoid` behind one norm over all heads together, as in MiniMax-01.
+    Ring-linear has no silu, norms and rotates queries and keys (`qk_norm`, `rope: {fraction: 0.5}`), and its slopes are
+    the gate's `variant: ring`.
 
     State a layer: H·K·V.
+
+    MiniMax-01 (arXiv:2501.08313); Ring-linear (arXiv:2510.19338).
     """
 
     def __init__(

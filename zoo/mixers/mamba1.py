@@ -27,7 +27,9 @@ class Mamba1(LinearMixer):
     Usual gates: decay `mamba1`, write `tied_step`, output `silu`; no norm. Without a convolution (conv_size null) u is
     silu(W x).
 
-    Gu & Dao 2023 (arXiv:2312.00752), §3. State a layer: D_inner·N and the convolution's W-1 inputs.
+    State a layer: D_inner·N and the convolution's W-1 inputs.
+
+    Gu & Dao 2023 (arXiv:2312.00752), §3.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]] = {

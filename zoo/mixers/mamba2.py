@@ -19,7 +19,9 @@ class Mamba2(AdditiveMixer):
 
     Usual gates: decay `mamba2`, write `tied_step`, output `silu` *before* one norm over all heads (gate_first, full).
 
-    Dao & Gu 2024 (arXiv:2405.21060), §7. State a layer: HV·N·P and the convolutions' W-1 inputs.
+    State a layer: HV·N·P and the convolutions' W-1 inputs.
+
+    Dao & Gu 2024 (arXiv:2405.21060), §7.
     """
 
     def __init__(

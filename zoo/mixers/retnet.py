@@ -16,7 +16,9 @@ class RetNet(AdditiveMixer):
     Usual gates: decay `retnet`, output `silu` behind a per-head norm. Values are twice as wide as keys. The paper has a
     GroupNorm there, its later code and fla an RMSNorm, as here.
 
-    Sun et al. 2023 (arXiv:2307.08621). State a layer: H·K·V.
+    State a layer: H·K·V.
+
+    Sun et al. 2023 (arXiv:2307.08621).
     """
 
     def __init__(

@@ -27,7 +27,9 @@ class RWKV6(LinearMixer):
     own mixture of the token and the one before, which depends on the token (`shift_rank`). Behind the read-out stands a
     GroupNorm, a group a head, with the epsilon V times the stack's.
 
-    Usual gates: decay `rwkv6`, output `silu`. RWKV-6 (arXiv:2404.05892). State a layer: H·K·V and the newest token.
+    Usual gates: decay `rwkv6`, output `silu`. State a layer: H·K·V and the newest token.
+
+    RWKV-6 (arXiv:2404.05892).
     """
 
     def __init__(

@@ -29,7 +29,7 @@ STARTS = {
 
 @register("rwkv7")
 class RWKV7(LinearMixer):
-    """Goose: S_t = (Diag(w_t) - κ̂_t (a_t ⊙ κ̂_t)^T)^T S_{t-1} + k̃_t v_t^T, o_t = S_t^T r_t, no 1/sqrt(K), with
+    """Goose: S_t = (Diag(w_t) - (a_t ⊙ κ̂_t) κ̂_t^T) S_{t-1} + k̃_t v_t^T, o_t = S_t^T r_t, no 1/sqrt(K), with
     κ̂ = l2norm(k ⊙ k_k), k̃ = k ⊙ (1 + (a - 1) ⊙ k_a), and y = W_o (score · (norm(o) + (r · (r_k ⊙ k̃)) v)).
 
     a, the in-context learning rate, comes from `write`; it erases what the *undecayed* state holds under κ̂ (the other
@@ -40,7 +40,9 @@ class RWKV7(LinearMixer):
     Usual gates: decay `rwkv7`, write `channel`, output `{mlp: inner sigmoid, outer none}`. The norm is a GroupNorm, a
     group a head, with the epsilon V times the stack's.
 
-    RWKV-7 (arXiv:2503.14456), §4. State a layer: H·K·V and the newest token.
+    State a layer: H·K·V and the newest token.
+
+    RWKV-7 (arXiv:2503.14456), §4.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
