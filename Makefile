@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 RUN ?= runs/qwen3_next-tiny
 
-.PHONY: train test test-slow lint format golden clean
+.PHONY: train test test-slow lint format docs golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test       the whole CPU test suite"
 	@echo "make test-slow  the long checks"
 	@echo "make lint       formatting, lint, types, imports"
+	@echo "make docs       write the tables of docs/gates.md anew"
 	@echo "make golden     write the golden first losses of the tiny recipes anew"
 
 .venv/.base: pyproject.toml constraints.txt
@@ -44,6 +45,9 @@ lint: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: .venv/.dev
+	$(BIN)/python -m zoo.catalogue docs/gates.md
 
 golden: .venv/.dev
 	$(BIN)/python -m tests.recipes.golden
