@@ -44,6 +44,13 @@ class Layout:
             self._angles[rope, width] = rope.angles(self.positions, width)
         return self._angles[rope, width]
 
+    def key_positions(self, device: torch.device) -> Tensor:
+        """The index of each key in its document, those that a cache carries first: [1, ΣT]."""
+        if isinstance(self.past, int):
+            return torch.arange(self.past + self.positions.shape[1], device=device)[None]
+        ends = [past + count for past, count in zip(self.past, self.lengths or (), strict=True)]
+        return torch.cat([torch.arange(end) for end in ends]).to(device)[None]
+
     @property
     def lengths(self) -> list[int] | None:
         """Tokens of each document in this call; None when dense."""

@@ -17,17 +17,17 @@ from zoo.stack import Stack
 T = 7
 WIDTHS = {"key": SIZES["qk_nope_head_dim"] + SIZES["qk_rope_head_dim"], "value": SIZES["v_head_dim"]}
 HEADWISE = {"granularity": "headwise"}
-# gates on keys and values, and the numbers that the cache holds for them a token: scores, or keys and values
+# gates on keys and values, and the numbers that the cache holds for them a token: their scores
 GATES: list[tuple[dict[str, dict[str, Any]], int]] = [
     ({"key": {}}, 2 * WIDTHS["key"]),
     ({"key": HEADWISE}, 2),
-    ({"key": {"granularity": "head_shared"}}, 2 * WIDTHS["key"]),
-    ({"key": {"additive": True} | HEADWISE}, 2 * WIDTHS["key"]),
+    ({"key": {"granularity": "head_shared"}}, WIDTHS["key"]),
+    ({"key": {"additive": True} | HEADWISE}, 2),
     ({"value": {}}, 2 * WIDTHS["value"]),
     ({"value": HEADWISE}, 2),
     ({"value": {"additive": True}}, 2 * WIDTHS["value"]),
     ({"key": HEADWISE, "value": HEADWISE}, 4),
-    ({"key": HEADWISE, "value": {"additive": True} | HEADWISE}, 2 + 2 * WIDTHS["value"]),
+    ({"key": HEADWISE, "value": {"additive": True} | HEADWISE}, 4),
     ({"key": {"additive": True}, "value": HEADWISE}, 2 * WIDTHS["key"] + 2),
     ({"key": {}, "value": {}}, 2 * WIDTHS["key"] + 2 * WIDTHS["value"]),
 ]
@@ -85,8 +85,8 @@ def test_only_the_latents_are_cached() -> None:
 
 @every_gate
 @torch.no_grad()
-def test_gated_keys_and_values_are_cached_as_they_are_read(gates: dict[str, Any], held: int) -> None:
-    """Decoding equals the full forward, whichever way scores, keys or values are kept; and state_size says it."""
+def test_scores_of_keys_and_values_are_cached(gates: dict[str, Any], held: int) -> None:
+    """Decoding equals the full forward, whether scores are absorbed or not; and state_size says it."""
     lm, tokens = gated(gates), draw(2, 23)
     full = lm(tokens)
     assert_close(in_chunks(lm, tokens, 9, 1, 1, 5, 1, 6), full, FORWARD[torch.float64])
@@ -99,7 +99,7 @@ def test_gated_keys_and_values_are_cached_as_they_are_read(gates: dict[str, Any]
     want = torch.stack([lm(tokens[:1, :15])[0, 9:], lm(tokens[1:, 4:15])[0, 5:]])
     assert_close(got, want, FORWARD[torch.float64], "ragged")
     mixer = lm.layers[0].mixer
-    assert mixer.state_size(15) == 15 * (SIZES["kv_lora_rank"] + SIZES["qk_rope_head_dim"] + held + 1)
+    assert mixer.state_size(15) == 15 * (SIZES["kv_lora_rank"] + SIZES["qk_rope_head_dim"] + held)
     assert cache.numel() == 2 * sum(layer.mixer.state_size(15) for layer in lm.layers)
 
 

@@ -85,10 +85,11 @@ class Mixer(nn.Module, ABC):
     def gated(self, slot: str, y: Tensor, x: Tensor) -> Tensor:
         """y [B,T,H,E] times (or plus) the score that the gate in `slot` computes from x; y itself when the slot is
         empty."""
-        if slot not in self.gates:
-            return y
-        gate = self.gates[slot]
-        return (y + gate(x) if gate.additive else y * gate(x)).to(y.dtype)
+        return y if slot not in self.gates else self.scored(slot, y, self.gates[slot](x))
+
+    def scored(self, slot: str, y: Tensor, score: Tensor) -> Tensor:
+        """y times (or plus) a score of the gate in `slot`, in y's dtype."""
+        return (y + score if self.gates[slot].additive else y * score).to(y.dtype)
 
     def read_out(self, o: Tensor, x: Tensor, bonus: Tensor | None = None) -> Tensor:
         """o [B,T,H,V] through norm and output gate in this mixer's order, flattened to [B,T,H·V]. `bonus` is added

@@ -28,11 +28,9 @@ class MLA(Mixer):
     keys and values of the past are never rebuilt: all heads attend to the one latent.
 
     Gates: query and key on all channels of each head, before rotation; value behind W_uv; output (G1), post. Query,
-    output and post cost the cache nothing. A key or value gate makes keys or values more than a map of the latent, so
-    the cache holds for it, beside c and k_r: the H scores of a token, if it is headwise and multiplicative, for those
-    pass through W_uk and W_uv; else the gated keys, H·(nope + rope) numbers, or values, H·V, which are then read as
-    they are; and one number that says whether all scores were neutral, as a past that is neutral throughout is read as
-    without gates, bit for bit. Any other past is another one for each head, and decoding is slower for it.
+    output and post cost the cache nothing; of a key or value gate it holds the scores too. A multiplicative headwise
+    score passes through W_uk and W_uv, so decoding stays absorbed; with any other, keys and values of the past are
+    built again from the latents, unless all its scores are neutral.
 
     DeepSeek-V2 (arXiv:2405.04434), §2.1; gated: Kimi K3 (arXiv:2607.24653), eq. 7.
     """
@@ -95,99 +93,98 @@ class MLA(Mixer):
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
-        q = self._turn(self.gated("query", q.unflatten(-1, (self.n_heads, -1)), x), layout)
+        q = self.gated("query", q.unflatten(-1, (self.n_heads, -1)), x)
         latent, k_rope = self.kv_a_proj(x).split((self.kv_lora_rank, self.rope_dim), dim=-1)
         latent, k_rope = self.kv_a_norm(latent), k_rope.unsqueeze(-2)
         scores = {slot: self.gates[slot](x) for slot in ("key", "value") if slot in self.gates}
-        whole = [slot for slot, score in scores.items() if not self._commutes(slot, score)]
-        carries = any(layout.past) if isinstance(layout.past, list) else layout.past > 0
-        heads = self._per_head(latent, k_rope, scores, layout) if whole or not carries else {}
-        past: dict[str, Tensor] = {}
+        # what scales whole heads may come behind the rotation, which is then that of one head for all
+        late = "key" in scores and not self._commutes("key", scores["key"])
+        if self.rope is not None:
+            angles = layout.angles(self.rope, self.rope_width)
+            q = self._turn(q, angles)
+            k_rope = k_rope if late else self._turn(k_rope, angles)
+        seen = {"latent": latent, "k_rope": k_rope, **scores}
         cu_seqlens_k = layout.cu_seqlens
         if cache is not None:
-            kept = {"latent": latent, "k_rope": self._turn(k_rope, layout)}
-            kept |= {slot: heads[slot] for slot in whole}
-            kept |= {f"{slot}_score": score for slot, score in scores.items() if slot not in whole}
-            kept |= {"neutral": self._neutral(scores)} if scores else {}
-            for name, new in kept.items():
-                past[name], cu_seqlens_k = cache.extend(name, new, layout)
-        if carries:
-            o = self._attend_absorbed(q, past, layout.cu_seqlens, cu_seqlens_k)
+            for name, new in seen.items():
+                seen[name], cu_seqlens_k = cache.extend(name, new, layout)
+        carries = any(layout.past) if isinstance(layout.past, list) else layout.past > 0
+        if carries and self._absorbs(seen):
+            if late and self.rope is not None:
+                seen["k_rope"] = self._turn(seen["k_rope"], self._key_angles(layout))
+            o = self._attend_absorbed(q, seen, layout.cu_seqlens, cu_seqlens_k)
         else:
-            o = ops.attention(q, heads["key"], heads["value"], scale=self.scale, cu_seqlens=layout.cu_seqlens)
+            turn = self._key_angles(layout) if late and self.rope is not None else None
+            k, v = self._keys_and_values(seen, turn)
+            o = ops.attention(q, k, v, scale=self.scale, cu_seqlens=layout.cu_seqlens, cu_seqlens_k=cu_seqlens_k)
         return self.post(self.o_proj(self.read_out(o, x)), x)
 
-    def _turn(self, x: Tensor, layout: Layout) -> Tensor:
+    def _turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x [B,T,H,nope + rope or rope] with its last `rope` channels rotated."""
-        if self.rope is None:
-            return x
+        assert self.rope is not None
         nope, rope = x.split((x.shape[-1] - self.rope_dim, self.rope_dim), dim=-1)
-        rope = rotate(rope, layout.angles(self.rope, self.rope_width), self.rope.interleaved)
-        return torch.cat((nope, rope), dim=-1)
+        return torch.cat((nope, rotate(rope, angles, self.rope.interleaved)), dim=-1)
 
-    def _per_head(
-        self, latent: Tensor, k_rope: Tensor, scores: Mapping[str, Tensor], layout: Layout
-    ) -> dict[str, Tensor]:
-        """The keys [B,T,H,nope + rope] and values [B,T,H,V] of this call's tokens, gated and rotated."""
-        k_nope, v = self.kv_b_proj(latent).unflatten(-1, (self.n_heads, -1)).split((self.nope_dim, self.v_dim), dim=-1)
-        gated = "key" in scores
-        # without a gate all heads rotate alike
-        k_rope = k_rope if gated else self._turn(k_rope, layout)
-        k = torch.cat((k_nope, k_rope.expand(-1, -1, self.n_heads, -1)), dim=-1)
-        k = self._turn(self._scored("key", k, scores), layout) if gated else k
-        return {"key": k, "value": self._scored("value", v, scores)}
+    def _key_angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        assert self.rope is not None
+        return self.rope.angles(layout.key_positions(self.o_proj.weight.device), self.rope_width)
 
-    def _scored(self, slot: str, y: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
-        """What `gated` gives, from a score that is there already."""
-        if slot not in scores:
-            return y
-        return (y + scores[slot] if self.gates[slot].additive else y * scores[slot]).to(y.dtype)
+    def _keys_and_values(
+        self, seen: Mapping[str, Tensor], angles: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys [B,T,H,nope + rope] and values [B,T,H,V] of every head, built from the latents and gated; angles are
+        given where the keys are yet to be rotated."""
+        up = self.kv_b_proj(seen["latent"]).unflatten(-1, (self.n_heads, -1))
+        k_nope, v = up.split((self.nope_dim, self.v_dim), dim=-1)
+        k = torch.cat((k_nope, seen["k_rope"].expand(-1, -1, self.n_heads, -1)), dim=-1)
+        if "key" in seen:
+            k = self.scored("key", k, seen["key"])
+        if angles is not None:
+            k = self._turn(k, angles)
+        return k, self.scored("value", v, seen["value"]) if "value" in seen else v
 
     def _commutes(self, slot: str, score: Tensor) -> bool:
         """Whether the score passes through the projection behind the latent."""
         return not self.gates[slot].additive and score.shape[-1] == 1
 
-    def _neutral(self, scores: Mapping[str, Tensor]) -> Tensor:
-        """[B,T,1]: 1 where all scores of a token leave its keys and values as they are, else 0."""
-        same = [(score == (0 if self.gates[slot].additive else 1)).flatten(2).all(-1) for slot, score in scores.items()]
-        return torch.stack(same).all(0).unsqueeze(-1).to(self.o_proj.weight.dtype)
+    def _absorbs(self, seen: dict[str, Tensor]) -> bool:
+        """Whether the past can be read as it is. Scores that are neutral throughout are left out: so read, a forced
+        gate gives bit for bit what an empty slot gives."""
+        scores = {slot: seen[slot] for slot in ("key", "value") if slot in seen}
+        neutral = all((score == (0 if self.gates[slot].additive else 1)).all() for slot, score in scores.items())
+        if neutral:
+            for slot in scores:
+                del seen[slot]
+            return True
+        return all(self._commutes(slot, score) for slot, score in scores.items())
 
     def _attend_absorbed(
-        self, q: Tensor, past: Mapping[str, Tensor], cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None
+        self, q: Tensor, seen: Mapping[str, Tensor], cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None
     ) -> Tensor:
         """q·(W_uk c) = (W_uk^T q)·c and Σ p (W_uv c) = W_uv (Σ p c): multi-query attention to the latents themselves.
 
-        Scores z of each head make it q·(z [W_uk c | k_r]) = [W_uk^T q | q_r]·z [c | k_r] and Σ p z W_uv c = W_uv (Σ p z
-        c). Keys or values that the cache holds whole are not absorbed.
+        A score z for each head makes it q·(z [W_uk c | k_r]) = [W_uk^T q | q_r]·z [c | k_r] and Σ p z W_uv c = W_uv (Σ
+        p z c).
         """
-        if "neutral" in past and past["neutral"].all():
-            past = {name: past[name] for name in ("latent", "k_rope")}
         up = self.kv_b_proj.weight.view(self.n_heads, self.nope_dim + self.v_dim, self.kv_lora_rank)
         up_k, up_v = up.split((self.nope_dim, self.v_dim), dim=1)
-        latent = past["latent"].unsqueeze(-2)
-        k, v = past.get("key"), past.get("value")
-        if k is None:
-            q_nope, q_rope = q.split((self.nope_dim, self.rope_dim), dim=-1)
-            q = torch.cat((torch.einsum("bthn,hnr->bthr", q_nope, up_k), q_rope), dim=-1)
-            k = torch.cat((latent, past["k_rope"]), dim=-1)
-            k = (k * past["key_score"]).to(k.dtype) if "key_score" in past else k
-        absorbed = v is None
-        if v is None:
-            v = (latent * past["value_score"]).to(latent.dtype) if "value_score" in past else latent
+        q_nope, q_rope = q.split((self.nope_dim, self.rope_dim), dim=-1)
+        q = torch.cat((torch.einsum("bthn,hnr->bthr", q_nope, up_k), q_rope), dim=-1)
+        v = seen["latent"].unsqueeze(-2)
+        k = torch.cat((v, seen["k_rope"]), dim=-1)
+        k = self.scored("key", k, seen["key"]) if "key" in seen else k
+        v = self.scored("value", v, seen["value"]) if "value" in seen else v
         heads = max(k.shape[2], v.shape[2])
         k, v = k.expand(-1, -1, heads, -1), v.expand(-1, -1, heads, -1)
         o = ops.attention(q, k, v, scale=self.scale, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
-        return torch.einsum("bthr,hvr->bthv", o, up_v) if absorbed else o
+        return torch.einsum("bthr,hvr->bthv", o, up_v)
 
     @torch.no_grad()
     def state_size(self, length: int) -> int:
-        per_token = self.kv_lora_rank + self.rope_dim
         x = self.o_proj.weight.new_zeros(1, 1, self.context.d_model)
-        for slot, width in (("key", self.nope_dim + self.rope_dim), ("value", self.v_dim)):
-            if slot in self.gates:
-                score = self.gates[slot](x)  # a gate says its granularity by what it gives
-                per_token += score.numel() if self._commutes(slot, score) else self.n_heads * width
-        return (per_token + bool(self.gates.keys() & {"key", "value"})) * length
+        # a gate says its granularity by what it gives
+        scores = sum(self.gates[slot](x).numel() for slot in ("key", "value") if slot in self.gates)
+        return (self.kv_lora_rank + self.rope_dim + scores) * length
 
     def op_flops(self, length: int) -> float:
         return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * (length + 1) / 2
