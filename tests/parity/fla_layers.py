@@ -35,6 +35,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rwkv7_first": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "layer_idx": 0, "fuse_norm": True}),
     "rwkv7": ("rwkv7", "RWKV7Attention", {"head_dim": 8, "value_dim": 48, "layer_idx": 1, "fuse_norm": True}),
 }
+# Unfused, fla's RWKV-7 divides keys by their length as RWKV's code does, without the epsilon 1e-6 that its fused form
+# and ours have: that moves the output by 1e-5.
 RANKS = {"decay_low_rank_dim": 5, "a_low_rank_dim": 6, "v_low_rank_dim": 7, "gate_low_rank_dim": 9}
 for _layer in ("rwkv7_first", "rwkv7"):
     CASES[_layer][2].update(RANKS, num_hidden_layers=3)

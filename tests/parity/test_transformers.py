@@ -19,12 +19,6 @@ from zoo.sequence import dense
 from zoo.stack import Stack
 
 MODELS = [name for name in CASES if name not in MIXERS_ONLY]
-GAPS = {"mamba2_groups": "the norm behind Mamba-2's gate goes over a group of B and C, ours over all heads"}
-OURS = [
-    pytest.param(name, marks=pytest.mark.xfail(reason=GAPS[name], strict=True)) if name in GAPS else name
-    for name in MODELS
-]
-
 Answers = dict[str, Any]
 
 
@@ -59,7 +53,7 @@ def tolerance(answer: Answers) -> float:
     return 20 * answer["noise"].item() + 1e-5
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", MODELS)
 def test_logits(oracle: dict[str, Answers], name: str) -> None:
     answer = oracle[name]
     with torch.no_grad():
@@ -67,7 +61,7 @@ def test_logits(oracle: dict[str, Answers], name: str) -> None:
     assert difference(logits, answer["logits"]) <= tolerance(answer)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", MODELS)
 def test_decoding(oracle: dict[str, Answers], name: str) -> None:
     """Two chunks and then token by token, against their forward over all at once."""
     answer = oracle[name]
@@ -78,7 +72,7 @@ def test_decoding(oracle: dict[str, Answers], name: str) -> None:
     assert difference(logits, answer["logits"]) <= tolerance(answer)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", MODELS)
 def test_gradients(oracle: dict[str, Answers], name: str) -> None:
     answer = oracle[name]
     lm = twin(answer)

@@ -13,7 +13,7 @@ from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._linear import LinearMixer, linear, written
-from zoo.mixers._mixer import GateOrder, OutNorm
+from zoo.mixers._mixer import GateOrder, GroupedOutNorm
 from zoo.nn import RMSNorm, Rope, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
@@ -36,7 +36,7 @@ class AdditiveMixer(LinearMixer):
         head_dim: int,
         n_v_heads: int,
         head_v_dim: int,
-        out_norm: OutNorm,
+        out_norm: GroupedOutNorm,
         gate_order: GateOrder,
         norm: NormConfig | None,
         conv_size: int | None = None,
@@ -64,7 +64,7 @@ class AdditiveMixer(LinearMixer):
             self.no_decay = ("D",)
             self.reset_parameters()
         self.fill_slots(gates)
-        self.set_read_out(n_v_heads, head_v_dim, out_norm, gate_order)
+        self.set_read_out(n_v_heads, head_v_dim, out_norm, gate_order, groups=n_heads)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -113,6 +113,11 @@ class LinearMixer(Mixer):
         """A start, and where it is: layer l of L."""
         return start, self.context.layer, self.context.n_layers
 
+    def scale_read_out(self) -> None:
+        """RWKV's start of the read-out norm: small in low layers, 1 in the last."""
+        if self.o_norm is not None and not self.o_norm.zero_centered:
+            self.o_norm.weight.fill_(((self.context.layer + 1) / self.context.n_layers) ** 0.7)
+
     def previous(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
         """The token before each of x [B,T,D]; before a document's first stands what the cache carries, or zeros."""
         last = cache.read("token", layout) if cache is not None else None

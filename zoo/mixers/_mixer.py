@@ -18,6 +18,7 @@ from zoo.shapes import LayerContext, NormConfig, Slot, SlotSpec
 register = MIXERS.register
 
 OutNorm = Literal["none", "head", "full"]
+GroupedOutNorm = Literal["none", "head", "group", "full"]
 GateOrder = Literal["norm_first", "gate_first"]
 
 
@@ -65,22 +66,30 @@ class Mixer(nn.Module, ABC):
                 raise ValueError(f"gates.{name}.options.{error}") from None
 
     def set_read_out(
-        self, n_heads: int, width: int, out_norm: OutNorm, gate_order: GateOrder, *, layer_norm: bool = False
+        self,
+        n_heads: int,
+        width: int,
+        out_norm: GroupedOutNorm,
+        gate_order: GateOrder,
+        *,
+        layer_norm: bool = False,
+        groups: int = 1,
     ) -> None:
-        """The norm beside the output gate: over each head's width, over all heads together, or none; an RMSNorm, or a
-        LayerNorm with weights for every channel of every head. ValueError for an order of a norm and a gate that are
-        not both there."""
+        """The norm beside the output gate: over each head's width, over each of `groups` groups of heads, over all
+        heads together, or none; an RMSNorm, or a LayerNorm with weights for every channel of every head. ValueError for
+        an order of a norm and a gate that are not both there."""
         usual = option_parameters(type(self))["gate_order"].default
         if gate_order != usual and (out_norm == "none" or "output" not in self.gates):
             raise ValueError(f"gate_order: {gate_order} says nothing without both an output gate and an out_norm")
         self.gate_order = gate_order
-        self.full_norm = out_norm == "full"
+        self.full_norm = out_norm in ("group", "full")
         if out_norm == "none":
             return
         if layer_norm:
             self.o_norm = LayerNorm((n_heads * width,) if self.full_norm else (n_heads, width), self.read_out_norm)
         else:
-            self.o_norm = RMSNorm(n_heads * width if self.full_norm else width, self.read_out_norm)
+            groups = groups if out_norm == "group" else 1
+            self.o_norm = RMSNorm(n_heads * width if self.full_norm else width, self.read_out_norm, groups)
 
     def gated(self, slot: str, y: Tensor, x: Tensor) -> Tensor:
         """y [B,T,H,E] times (or plus) the score that the gate in `slot` computes from x; y itself when the slot is

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from zoo.decode import Part, Size
 from zoo.mixers._additive import AdditiveMixer
-from zoo.mixers._mixer import GateOrder, OutNorm, register
+from zoo.mixers._mixer import GateOrder, GroupedOutNorm, register
 from zoo.shapes import LayerContext, NormConfig
 
 
@@ -17,7 +17,8 @@ class Mamba2(AdditiveMixer):
     `head_dim` the state size N, `n_v_heads` the heads, `head_v_dim` their width P. By default every head has a B and C
     of its own, and the heads together are twice as wide as the model.
 
-    Usual gates: decay `mamba2`, write `tied_step`, output `silu` *before* one norm over all heads (gate_first, full).
+    Usual gates: decay `mamba2`, write `tied_step`, output `silu` *before* a norm over the heads of each group
+    (gate_first, group).
 
     State a layer: HV·N·P and the convolutions' W-1 inputs.
 
@@ -34,7 +35,7 @@ class Mamba2(AdditiveMixer):
         n_v_heads: Size | None = None,
         head_v_dim: Size | None = None,
         conv_size: int | None = 4,
-        out_norm: OutNorm = "full",
+        out_norm: GroupedOutNorm = "group",
         gate_order: GateOrder = "gate_first",
         norm: NormConfig | None = None,
     ):

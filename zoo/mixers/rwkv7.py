@@ -12,7 +12,7 @@ from zoo.decode import Part, Size
 from zoo.mixers._linear import LinearMixer, l2norm, linear
 from zoo.mixers._mixer import GateOrder, OutNorm, register
 from zoo.nn import LowRank, Start, TokenShift
-from zoo.nn.rwkv import by_channel
+from zoo.nn.rwkv import by_channel, start_at_rest
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -91,10 +91,11 @@ class RWKV7(LinearMixer):
         self.k_k.copy_(0.71 - 0.1 * (by_channel(*self.k_k.shape) - 0.5))
         self.k_a.fill_(1.02)
         self.r_k.fill_(-0.04)
+        self.o_proj.weight.zero_()
+        self.scale_read_out()
         if not self.first:
+            start_at_rest(self.value_mix.a, self.value_mix.b)
             self.value_bias.copy_(0.73 - 0.4 * (by_channel(*self.value_bias.shape) - 0.5))
-        if self.o_norm is not None and not self.o_norm.zero_centered:
-            self.o_norm.weight.fill_(((self.context.layer + 1) / self.context.n_layers) ** 0.7)
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         previous = self.previous(x, layout, cache)

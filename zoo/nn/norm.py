@@ -12,16 +12,18 @@ from zoo.shapes import NormConfig
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x²) + eps) · w over the last axis; zero-centred: · (1 + w).
 
-    x [..., width] -> same. Statistics are float32 or better whatever x's dtype. Zhang & Sennrich 2019
-    (arXiv:1910.07467); the zero-centred form, which weight decay pulls towards 1 rather than 0, is Qwen3-Next's.
+    x [..., width] -> same; the mean is over each of `groups` equal parts of the width by itself. Statistics are float32
+    or better whatever x's dtype. Zhang & Sennrich 2019 (arXiv:1910.07467); the zero-centred form, which weight decay
+    pulls towards 1 rather than 0, is Qwen3-Next's.
     """
 
     no_decay = ("weight",)
 
-    def __init__(self, width: int, config: NormConfig):
+    def __init__(self, width: int, config: NormConfig, groups: int = 1):
         super().__init__()
         self.eps = config.eps
         self.zero_centered = config.zero_centered
+        self.groups = groups
         self.weight = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
@@ -29,8 +31,11 @@ class RMSNorm(nn.Module):
         nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = 1 + self.weight if self.zero_centered else self.weight
-        return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps)
+        weight = (1 + self.weight if self.zero_centered else self.weight).to(x.dtype)
+        if self.groups == 1:
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        parts = x.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * weight
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, zero_centered={self.zero_centered}"

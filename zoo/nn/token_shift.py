@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from zoo.nn.rwkv import start_at_rest
+
 
 def previous_token(x: Tensor, last: Tensor | None, bounds: list[int] | None) -> tuple[Tensor, Tensor]:
     """x_{t-1} for every t of x [B,T,D], and the newest token of each document, [N,D], from which the next call goes on.
@@ -74,6 +76,10 @@ class DynamicTokenShift(nn.Module):
         self.still = TokenShift(width, start, layer, n_layers)
         self.a = nn.Linear(width, rank, bias=False)
         self.b = nn.Linear(rank, width, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        start_at_rest(self.a, self.b)
 
     def forward(self, x: Tensor, previous: Tensor, mixed: Tensor) -> Tensor:
         return torch.addcmul(self.still(x, previous), previous - x, self.b(self.a(mixed).tanh()))

@@ -37,7 +37,7 @@ class Mamba1Decay(DecayGate):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        bound = self.dt_proj.b.in_features ** -0.5
+        bound = self.dt_proj.b.in_features**-0.5
         self.dt_proj.b.weight.uniform_(-bound, bound)
         self.A_log.copy_(torch.arange(1, self.A_log.shape[1] + 1, dtype=torch.float32).log().expand_as(self.A_log))
         dt_bias_(self.dt_bias, *self.dt_init)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from zoo.decode import Size
 from zoo.gates.decay import Decay, DecayGate, float32, float32_parameter, register
-from zoo.nn.rwkv import by_channel
+from zoo.nn.rwkv import by_channel, start_at_rest
 from zoo.shapes import Slot
 
 
@@ -33,6 +33,7 @@ class RWKV6Decay(DecayGate):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        start_at_rest(self.a_proj, self.b_proj)
         self.w0.copy_(5 * by_channel(*self.shape) ** (0.7 + 1.3 * self.depth) - 6)
 
     def forward(self, x: Tensor) -> Decay:

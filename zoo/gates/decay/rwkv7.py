@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zoo.decode import Size
 from zoo.gates.decay import Decay, DecayGate, float32, float32_parameter, register
-from zoo.nn.rwkv import by_channel, zigzag
+from zoo.nn.rwkv import by_channel, start_at_rest, zigzag
 from zoo.shapes import Slot
 
 
@@ -36,6 +36,7 @@ class RWKV7Decay(DecayGate):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        start_at_rest(self.a_proj, self.b_proj)
         self.w0.copy_(6 * by_channel(*self.shape) ** (1 + self.depth**0.3) - 5.5 + 2.5 * zigzag(*self.shape))
 
     def forward(self, x: Tensor) -> Decay:

@@ -50,6 +50,10 @@ class ProjectedOutput(OutputGate):
         self.shared = granularity == "head_shared"
         self.shape = (slot.n_heads, 1 if granularity == "headwise" else slot.head_dim)
         self.g_proj = projection(slot.d_in, self.shape[0] * self.shape[1], rank, slot.head_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W_g starts like every projection, unless a gate says otherwise here."""
 
     @abstractmethod
     def activate(self, z: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.gates.write import WriteGate, float32, register
-from zoo.nn import Rank, projection
-from zoo.nn.rwkv import by_channel, zigzag
+from zoo.nn import LowRank, Rank, projection
+from zoo.nn.rwkv import by_channel, start_at_rest, zigzag
 from zoo.shapes import Slot
 
 
@@ -35,6 +35,8 @@ class ChannelWrite(WriteGate):
     def reset_parameters(self) -> None:
         start = -0.19 + 0.3 * zigzag(*self.shape) + 0.4 * (by_channel(*self.shape) - 0.5)
         self.a_bias.copy_(start)
+        if isinstance(self.b_proj, LowRank):
+            start_at_rest(self.b_proj.a, self.b_proj.b)
 
     def forward(self, x: Tensor) -> Tensor:
         z = float32(self.b_proj(x)).unflatten(-1, self.shape) + float32(self.a_bias)
