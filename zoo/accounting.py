@@ -18,7 +18,7 @@ from zoo import ops
 from zoo.config import BlockConfig
 from zoo.ops._dispatch import on_device
 from zoo.registry import RecipeError
-from zoo.sequence import dense
+from zoo.sequence import Layout, dense
 from zoo.stack import Block, Stack
 
 _PROBE_LENGTH = 256
@@ -30,7 +30,7 @@ def account(
     """Plain data about a model, which may lie on the meta device.
 
     `length` is the number of tokens in a sequence, `device` ("cpu" or "cuda") and `dtype` are those that backends are
-    chosen for. Layers of one block are alike, so each block is looked at once.
+    chosen for. Layers of one block run alike, so each block is run once, on the meta device.
 
         params           total, active (without the experts that a token passes by), active_one_embedding, embedding
                          (input and output matrix), gates (by kind, by slot)
@@ -42,15 +42,14 @@ def account(
     if length < 1:
         raise RecipeError(f"length: expected at least 1 token, found {length}")
     layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
-    rows: dict[str, dict[str, Any]] = {}
-    for name, block in zip(model.config.layers, layers, strict=True):
-        if name not in rows:
-            rows[name] = {
-                **_describe(name, model.config.blocks[name]),
-                **_costs(block, length),
-                **_backends(block, model.config.d_model, length, device, dtype),
-            }
-    table = [{"layer": layer, **copy.deepcopy(rows[name])} for layer, name in enumerate(model.config.layers)]
+    layout = dense(1, min(length, _PROBE_LENGTH), torch.device("meta"))
+    backends: dict[str, dict[str, Any]] = {}
+    table = []
+    for layer, (name, block) in enumerate(zip(model.config.layers, layers, strict=True)):
+        if name not in backends:
+            backends[name] = _backends(block, model.config.d_model, layout, device, dtype)
+        described = _describe(name, model.config.blocks[name])
+        table.append({"layer": layer, **described, **_costs(block, length), **copy.deepcopy(backends[name])})
     return {
         "params": _params(model, layers),
         "layers": table,
@@ -109,11 +108,10 @@ def _count(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _backends(block: Block, d_model: int, length: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def _backends(block: Block, d_model: int, layout: Layout, device: str, dtype: torch.dtype) -> dict[str, Any]:
     probe = copy.deepcopy(block).to(device="meta", dtype=dtype)
-    length = min(length, _PROBE_LENGTH)
     with torch.device("meta"), on_device(device), ops.trace() as choices:
-        probe(torch.empty(1, length, d_model, dtype=dtype), dense(1, length, torch.device("meta")))
+        probe(torch.empty(1, layout.positions.shape[1], d_model, dtype=dtype), layout)
     return {
         "backend": {choice.op: choice.backend for choice in choices},
         "refused": {choice.op: choice.refused for choice in choices if choice.refused},
