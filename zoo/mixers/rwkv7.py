@@ -13,6 +13,7 @@ from zoo.mixers._linear import LinearMixer, l2norm, linear
 from zoo.mixers._mixer import GateOrder, OutNorm, register
 from zoo.nn import LowRank, Start, TokenShift
 from zoo.nn.rwkv import by_channel, start_at_rest
+from zoo.registry import RecipeError
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -127,7 +128,7 @@ class RWKV7(LinearMixer):
         first = layout.shared["rwkv7.values"]
         if first.shape != v.shape:
             found, wanted = list(first.shape[2:]), list(shape)
-            raise ValueError(
+            raise RecipeError(
                 f"rwkv7: values of the first such layer have the shape {found}, those of this one {wanted}"
             )
         share = (self.value_mix(x).unflatten(-1, shape) + self.value_bias.to(v.dtype)).sigmoid()

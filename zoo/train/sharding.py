@@ -56,4 +56,6 @@ def _own_draws(device: torch.device) -> Iterator[None]:
 
 
 def _kept_apart(lm: nn.Module) -> list[nn.Module]:
-    return [module for module in lm.modules() if getattr(module, "keep_float32", False)]
+    """Modules with numbers of their own that stay float32 (a fixed decay has none)."""
+    kept = (module for module in lm.modules() if getattr(module, "keep_float32", False))
+    return [module for module in kept if next(module.parameters(recurse=False), None) is not None]
