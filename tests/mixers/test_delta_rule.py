@@ -58,7 +58,7 @@ def test_formula(name: str, options: dict[str, Any]) -> None:
         for t in range(T):
             query, key = (z[t, group] / (z[t, group].square().sum() + 1e-6).sqrt() for z in (q, k))
             state = decay[t, h].expand(K)[:, None] * state
-            state = state - beta[t, h] * torch.outer(key, key @ state) + beta[t, h] * torch.outer(key, v[t, h])
+            state = state + torch.outer(beta[t, h] * key, v[t, h] - key @ state)
             outputs[t, h] = state.T @ query / K**0.5
     if part.o_norm is not None:
         flat = outputs.flatten(1) if part.full_norm else outputs

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo import ops
 from zoo.cache import LayerCache
-from zoo.decode import Part
+from zoo.decode import Part, Size
 from zoo.mixers._linear import DECAY, OUTPUT, LinearMixer, l2norm, linear
 from zoo.mixers._mixer import GateOrder, OutNorm
 from zoo.sequence import Layout
@@ -24,7 +24,8 @@ class DeltaMixer(LinearMixer):
 
     log_decay comes from the gate in `decay` (per head or per key channel: that picks the kernel; none: plain
     DeltaNet), β from `write`, the score from `output`. `value` gates v behind its convolution, `post` gates y. Queries
-    and keys have length 1, so no gate stands before them. State: [HV,K,V] a layer, whatever the length.
+    and keys have length 1, so no gate stands before them. Value heads may outnumber query/key heads (`n_v_heads` a
+    multiple of `n_heads`) and be wider (`head_v_dim`). State: [HV,K,V] a layer, whatever the length.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
@@ -40,14 +41,14 @@ class DeltaMixer(LinearMixer):
         context: LayerContext,
         gates: Mapping[str, Part],
         *,
-        n_heads: int,
-        head_dim: int,
-        n_v_heads: int | None,
-        head_v_dim: int | None,
-        conv_size: int | None,
-        out_norm: OutNorm,
-        gate_order: GateOrder,
-        norm: NormConfig | None,
+        n_heads: Size,
+        head_dim: Size,
+        n_v_heads: Size | None = None,
+        head_v_dim: Size | None = None,
+        conv_size: int | None = 4,
+        out_norm: OutNorm = "head",
+        gate_order: GateOrder = "norm_first",
+        norm: NormConfig | None = None,
     ):
         super().__init__(
             context,

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from zoo.decode import Part, Size
 from zoo.mixers._delta import DeltaMixer
-from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.shapes import LayerContext, NormConfig
+from zoo.mixers._mixer import register
 
 
 @register("kda")
@@ -20,29 +16,3 @@ class KDA(DeltaMixer):
 
     Kimi Linear (arXiv:2510.26692).
     """
-
-    def __init__(
-        self,
-        context: LayerContext,
-        gates: Mapping[str, Part],
-        *,
-        n_heads: Size,
-        head_dim: Size,
-        head_v_dim: Size | None = None,
-        conv_size: int | None = 4,
-        out_norm: OutNorm = "head",
-        gate_order: GateOrder = "norm_first",
-        norm: NormConfig | None = None,
-    ):
-        super().__init__(
-            context,
-            gates,
-            n_heads=n_heads,
-            head_dim=head_dim,
-            n_v_heads=None,
-            head_v_dim=head_v_dim,
-            conv_size=conv_size,
-            out_norm=out_norm,
-            gate_order=gate_order,
-            norm=norm,
-        )
