@@ -1,16 +1,18 @@
 """What README and docs show works as shown, and names everything that is registered."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import zoo
+from tests.recipes.golden import CORPUS
 from zoo import catalogue
+from zoo.cli import main
 from zoo.recipe import parse_yaml, read_recipe
-from zoo.registry import OUTPUT
+from zoo.registry import DECAY
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,19 +36,28 @@ def test_readme_recipe_builds_and_its_variant_reads(tmp_path):
     assert changed["blocks"]["gdn"]["mixer"]["gates"]["decay"] == "bounded"
 
 
-def test_the_walkthrough_adds_a_gate(tmp_path, monkeypatch):
-    # what the walkthrough registers is gone afterwards
-    monkeypatch.setattr(OUTPUT, "_classes", dict(OUTPUT._classes))
-    monkeypatch.setitem(sys.modules, "hard_sigmoid", None)
-    del sys.modules["hard_sigmoid"]
-    (code,), (recipe,) = blocks("docs/add-a-gate.md", "python"), blocks("docs/add-a-gate.md", "yaml")
-    (tmp_path / "hard_sigmoid.py").write_text(code)
-    (tmp_path / "mine.yaml").write_text(recipe)
-    model = zoo.load(tmp_path / "mine.yaml")
-    gate = model.layers[3].mixer.gates["output"]
-    assert (type(gate).__name__, gate.slope) == ("HardSigmoidOutput", 4.0)
-    model.loss(torch.randint(256, (2, 9)))[0].backward()
-    assert gate.g_proj.weight.grad.abs().sum() > 0
+def test_the_walkthrough_adds_a_gate(tmp_path, monkeypatch, capsys):
+    """From an empty folder, in the order of the page: written, checked, used, trained, compared."""
+    monkeypatch.chdir(tmp_path)
+    # what the walkthrough registers and imports is gone afterwards
+    monkeypatch.setattr(DECAY, "_classes", dict(DECAY._classes))
+    monkeypatch.setitem(sys.modules, "half_life", None)
+    del sys.modules["half_life"]
+    page = "docs/add-a-gate.md"
+    (code, compare), (recipe,) = blocks(page, "python"), blocks(page, "yaml")
+    assert len(code.splitlines()) < 30
+    Path("half_life.py").write_text(code, encoding="utf-8")
+    Path("mine.yaml").write_text(recipe, encoding="utf-8")
+    for line in "".join(blocks(page, "sh")).splitlines():
+        zoo_, command, *rest = shlex.split(line)
+        assert zoo_ == "zoo"
+        assert main([command, *rest, *(CORPUS if command == "fit" else [])]) == 0, line
+    capsys.readouterr()
+    exec(compile(compare, page, "exec"), {})
+    held_out = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [run for run, _ in held_out] == ["base", "mine"]
+    assert held_out[0][1] != held_out[1][1]
+    assert all(0 < float(bpb) < 10 for _, bpb in held_out)
 
 
 def test_the_tables_are_those_of_the_classes():

@@ -27,9 +27,16 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> list[int]:
     return bounds
 
 
-def check_linear(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> None:
-    """Shapes that all linear ops share: q, k [B,T,H,K], v [B,T,HV,V] with HV a multiple of H, T > 0, and log_decay
-    [B,T,HV], [B,T,HV,K] or None."""
+def check_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> list[int] | None:
+    """The boundaries of documents packed into one row, or None. Checks what all linear ops share: q, k [B,T,H,K], v
+    [B,T,HV,V] with HV a multiple of H, T > 0, log_decay [B,T,HV], [B,T,HV,K] or None, and a state a sequence."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name}: expected 4 dimensions [batch, time, heads, width], got shape {list(x.shape)}")
@@ -42,6 +49,11 @@ def check_linear(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> N
         raise ValueError(f"v: its {n_v_heads} heads are not a multiple of the {n_heads} heads of q and k")
     if log_decay is not None:
         check_shape("log_decay", log_decay, v.shape[:3], (*v.shape[:3], q.shape[3]))
+    bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, *q.shape[:2])
+    if initial_state is not None:
+        n = len(q) if bounds is None else len(bounds) - 1
+        check_shape("initial_state", initial_state, (n, n_v_heads, q.shape[3], v.shape[3]))
+    return bounds
 
 
 def check_shape(name: str, x: Tensor, *allowed: tuple[int, ...]) -> None:

@@ -22,16 +22,11 @@ part of w, so that it may differ between channels.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from zoo.ops._chunks import Chunks, chunk_size
-from zoo.ops._decay import FLOOR, decay_within
+from zoo.ops._chunks import Chunks, chunk_size, once_in_full_precision
 from zoo.ops._inverse import unit_lower_inverse
-from zoo.ops._precision import full_precision, working_dtype
 
 
 def chunked_delta_rule(
@@ -51,22 +46,14 @@ def chunked_delta_rule(
 class _Inside:
     """What the chunks hold before any state is known. The backward computes it again."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, beta, scale: float, dtype: torch.dtype):
-        def new(*shape: int) -> Tensor:
-            return v.new_empty(chunks.rows, chunks.size, *shape, dtype=dtype)
-
+    def __init__(self, chunks: Chunks, q, k, v, log_decay, beta, scale: float):
         # A token's key and query lie side by side, so that a block of tokens is one block of rows.
-        self.rows = new(2, k.shape[3])
+        self.rows = v.new_empty(chunks.rows, chunks.size, 2, k.shape[3], dtype=chunks.dtype)
         self.k, self.q = chunks.cut(k, self.rows[:, :, 0]), chunks.cut(q, self.rows[:, :, 1]).mul_(scale)
-        self.v = chunks.cut(v, new(v.shape[3]))
-        beta = beta if beta.ndim == 4 else beta.unsqueeze(3)
-        self.beta = chunks.cut(beta, new(beta.shape[3]), zero_pads=True)
+        self.v = chunks.cut(v)
+        self.beta = chunks.cut(beta, zero_pads=True)
         self.w = self.beta * self.k
-        if log_decay is None:
-            self.decay = decay_within(new(1).zero_())
-        else:
-            log_decay = log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)
-            self.decay = decay_within(chunks.cut(log_decay, new(log_decay.shape[3]), zero_pads=True))
+        self.decay = chunks.cut_decay(log_decay)
         a, self.m = self.decay.scores(self.rows, self.w).unbind(2)
         self.inverse = unit_lower_inverse(a)
         self.k_start, self.q_start = self.k * self.decay.start, self.q * self.decay.start
@@ -79,80 +66,62 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, beta, scale, initial_state, bounds):
-        dtype = working_dtype(v)
-        batch, length, heads, width = v.shape
-        longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
-        chunks = Chunks(batch, length, bounds, chunk_size(k.shape[3], longest), heads, v.device)
-        inside = _Inside(chunks, q, k, v, log_decay, beta, scale, dtype)
-
-        states = v.new_empty(chunks.rows, k.shape[3], width, dtype=dtype)  # that enter each chunk
-        final = torch.empty_like(states[chunks.steps[0][0]])
-        states[: len(final)] = 0 if initial_state is None else chunks.cut_state(initial_state)
+        chunks = Chunks(v, bounds, chunk_size(k, bounds))
+        inside = _Inside(chunks, q, k, v, log_decay, beta, scale)
         u = torch.bmm(inside.inverse, inside.v)
-        for at, going_on in chunks.steps:
-            u[at].baddbmm_(inside.y[at], states[at], alpha=-1)
-            leaving = torch.baddbmm(inside.decay.total[at] * states[at], inside.w_end[at].mT, u[at])
-            states[at.stop : at.stop + going_on] = leaving[:going_on]
-            final[going_on : len(leaving)] = leaving[going_on:]
-        o = torch.bmm(inside.m, u).baddbmm_(inside.q_start, states)
 
+        def leave(at, entering):
+            u[at].baddbmm_(inside.y[at], entering, alpha=-1)
+            return torch.baddbmm(inside.decay.total[at] * entering, inside.w_end[at].mT, u[at])
+
+        states, final = chunks.carry(leave, initial_state, k.shape[3], v.shape[3])
+        o = torch.bmm(inside.m, u).baddbmm_(inside.q_start, states)
         ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, states)
         ctx.chunks, ctx.scale = chunks, scale
-        return chunks.join(o, heads).to(v.dtype), chunks.join_state(final)
+        return chunks.join_as(o, v), final
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        with full_precision(grad_o):
-            return _backward(ctx, grad_o, grad_final)
+        q, k, v, log_decay, beta, initial_state, states = ctx.saved_tensors
+        chunks = ctx.chunks
+        inside = _Inside(chunks, q, k, v, log_decay, beta, ctx.scale)
+        decay, rows, w = inside.decay, inside.rows, inside.w
+        u = torch.bmm(inside.inverse, torch.baddbmm(inside.v, inside.k_start, states, alpha=-1))
 
+        grad_o = chunks.cut(grad_o, zero_pads=True)
+        grad_u = torch.bmm(inside.m.mT, grad_o)
+        entering = torch.bmm(inside.q_start.mT, grad_o)
 
-def _backward(ctx, grad_o, grad_final):
-    q, k, v, log_decay, beta, initial_state, states = ctx.saved_tensors
-    chunks, dtype, heads = ctx.chunks, states.dtype, v.shape[2]
-    inside = _Inside(chunks, q, k, v, log_decay, beta, ctx.scale, dtype)
-    decay, rows, w = inside.decay, inside.rows, inside.w
-    u = torch.bmm(inside.inverse, torch.baddbmm(inside.v, inside.k_start, states, alpha=-1))
+        def enter(at, leaving):
+            grad_u[at].baddbmm_(inside.w_end[at], leaving)
+            entering[at].addcmul_(decay.total[at], leaving).baddbmm_(inside.y[at].mT, grad_u[at], alpha=-1)
 
-    grad_o = chunks.cut(grad_o, torch.empty_like(inside.v), zero_pads=True)
-    grad_final = chunks.cut_state(grad_final)
-    grad_u = torch.bmm(inside.m.mT, grad_o)
-    entering, leaving = torch.bmm(inside.q_start.mT, grad_o), torch.empty_like(states)
-    for at, going_on in reversed(chunks.steps):
-        stopping = grad_final[going_on : at.stop - at.start]
-        torch.cat((entering[at.stop : at.stop + going_on], stopping), out=leaving[at])
-        grad_u[at].baddbmm_(inside.w_end[at], leaving[at])
-        entering[at].addcmul_(decay.total[at], leaving[at]).baddbmm_(inside.y[at].mT, grad_u[at], alpha=-1)
+        leaving, grad_state = chunks.carry_back(enter, entering, grad_final)
 
-    grad_v = torch.bmm(inside.inverse.mT, grad_u)
-    grad_scores = rows.new_empty(*rows.shape[:3], chunks.size)
-    grad_scores[:, :, 0] = torch.bmm(grad_v, u.mT).tril_(-1).neg_()
-    grad_scores[:, :, 1] = torch.bmm(grad_o, u.mT).tril_()
-    grad_rows, grad_w = decay.backward(grad_scores, rows, w)
-    grad_k, grad_q = grad_rows.unbind(2)
-    grad_k.addcmul_(torch.bmm(grad_v, states.mT), decay.start, value=-1)
-    grad_q.addcmul_(torch.bmm(grad_o, states.mT), decay.start)
-    grad_w_end = torch.bmm(u, leaving.mT)
-    grad_w.addcmul_(grad_w_end, decay.end)
+        grad_v = torch.bmm(inside.inverse.mT, grad_u)
+        grad_scores = rows.new_empty(*rows.shape[:3], chunks.size)
+        grad_scores[:, :, 0] = torch.bmm(grad_v, u.mT).tril_(-1).neg_()
+        grad_scores[:, :, 1] = torch.bmm(grad_o, u.mT).tril_()
+        grad_rows, grad_w = decay.backward(grad_scores, rows, w)
+        grad_k, grad_q = grad_rows.unbind(2)
+        grad_k.addcmul_(torch.bmm(grad_v, states.mT), decay.start, value=-1)
+        grad_q.addcmul_(torch.bmm(grad_o, states.mT), decay.start)
+        grad_w_end = torch.bmm(u, leaving.mT)
+        grad_w.addcmul_(grad_w_end, decay.end)
 
-    grad_log_decay = grad_beta = grad_state = None
-    if ctx.needs_input_grad[3]:
-        grad_exponent = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
-        last = grad_exponent[:, -1]
-        last += (inside.w_end * grad_w_end).sum(1)
-        last += decay.total[..., 0] * (leaving * states).sum(-1)
-        if log_decay.ndim == 3:
-            grad_exponent = grad_exponent.sum(-1, keepdim=True)
-        grad_log_decay = chunks.join(grad_exponent.flip(1).cumsum(1).flip(1), heads).view_as(log_decay)
-        # Where all is forgotten, rounding is all that is left in the sums; Adam would take it for a gradient.
-        grad_log_decay = grad_log_decay.masked_fill_(log_decay < FLOOR[dtype], 0).to(log_decay.dtype)
-    if ctx.needs_input_grad[4]:
-        grad_beta = grad_w * inside.k
-        grad_beta = grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta
-        grad_beta = chunks.join(grad_beta, heads).view_as(beta).to(beta.dtype)
-    if ctx.needs_input_grad[6]:
-        grad_state = chunks.join_state(entering[chunks.steps[0][0]]).to(initial_state.dtype)
-    grad_k.addcmul_(grad_w, inside.beta)
-    grad_q.mul_(ctx.scale)
-    grad_q, grad_k = (chunks.join(x, q.shape[2]).to(like.dtype) for x, like in ((grad_q, q), (grad_k, k)))
-    return grad_q, grad_k, chunks.join(grad_v, heads).to(v.dtype), grad_log_decay, grad_beta, None, grad_state, None
+        grad_log_decay = grad_beta = None
+        if ctx.needs_input_grad[3]:
+            grad_sums = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
+            grad_sums[:, -1] += (inside.w_end * grad_w_end).sum(1)
+            grad_sums[:, -1] += decay.total[..., 0] * (leaving * states).sum(-1)
+            grad_log_decay = chunks.join_grad_log_decay(grad_sums, log_decay)
+        if ctx.needs_input_grad[4]:
+            grad_beta = grad_w * inside.k
+            grad_beta = grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta
+            grad_beta = chunks.join_as(grad_beta, beta)
+        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
+        grad_k.addcmul_(grad_w, inside.beta)
+        grad_q.mul_(ctx.scale)
+        grad_q, grad_k, grad_v = map(chunks.join_as, (grad_q, grad_k, grad_v), (q, k, v))
+        return grad_q, grad_k, grad_v, grad_log_decay, grad_beta, None, grad_state, None

@@ -27,17 +27,12 @@ delta rule, "Parallelizing Linear Transformers with the Delta Rule over Sequence
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from zoo.ops._chunks import Chunks, chunk_size
-from zoo.ops._decay import FLOOR, decay_within
+from zoo.ops._chunks import Chunks, chunk_size, once_in_full_precision
 from zoo.ops._inverse import unit_lower_inverse
-from zoo.ops._precision import full_precision, working_dtype
 
 
 def chunked_dplr(
@@ -63,22 +58,14 @@ LONGEST_CHUNK = 32
 class _Inside:
     """What the chunks hold before any state is known. The backward computes it again."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, a, b, scale: float, dtype: torch.dtype):
-        def new(*shape: int) -> Tensor:
-            return v.new_empty(chunks.rows, chunks.size, *shape, dtype=dtype)
-
-        width = k.shape[3]
-        a = chunks.cut(a, new(width))
-        self.rows = new(2, width)  # the moved a, and q
+    def __init__(self, chunks: Chunks, q, k, v, log_decay, a, b, scale: float):
+        a = chunks.cut(a)
+        self.rows = a.new_empty(*a.shape[:2], 2, a.shape[2])  # the moved a, and q
         self.rows[:, :, 0] = _up(a)
         chunks.cut(q, self.rows[:, :, 1]).mul_(scale)
-        self.b, self.k = (chunks.cut(x, new(width), zero_pads=True) for x in (b, k))
-        self.v = chunks.cut(v, new(v.shape[3]))
-        if log_decay is None:
-            self.decay = decay_within(new(1).zero_())
-        else:
-            log_decay = log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)
-            self.decay = decay_within(chunks.cut(log_decay, new(log_decay.shape[3]), zero_pads=True))
+        self.b, self.k = (chunks.cut(x, zero_pads=True) for x in (b, k))
+        self.v = chunks.cut(v)
+        self.decay = chunks.cut_decay(log_decay)
         moved_ab, self.m = self.decay.scores(self.rows, self.b).unbind(2)
         moved_ak, self.m_k = self.decay.scores(self.rows, self.k).unbind(2)
         self.inverse = unit_lower_inverse(_down(moved_ab).neg_())
@@ -95,90 +82,69 @@ class _Dplr(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, a, b, scale, initial_state, bounds):
-        dtype = working_dtype(v)
-        batch, length, heads, width = v.shape
-        longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
-        chunks = Chunks(batch, length, bounds, chunk_size(k.shape[3], longest, LONGEST_CHUNK), heads, v.device)
-        inside = _Inside(chunks, q, k, v, log_decay, a, b, scale, dtype)
-
-        states = v.new_empty(chunks.rows, k.shape[3], width, dtype=dtype)  # that enter each chunk
-        final = torch.empty_like(states[chunks.steps[0][0]])
-        states[: len(final)] = 0 if initial_state is None else chunks.cut_state(initial_state)
+        chunks = Chunks(v, bounds, chunk_size(k, bounds, LONGEST_CHUNK))
+        inside = _Inside(chunks, q, k, v, log_decay, a, b, scale)
         u = torch.bmm(inside.inverse, torch.bmm(inside.a_k, inside.v))
         written = torch.bmm(inside.k_end.mT, inside.v)
-        for at, going_on in chunks.steps:
-            u[at].baddbmm_(inside.y[at], states[at])
-            leaving = written[at].addcmul_(inside.decay.total[at], states[at]).baddbmm_(inside.b_end[at].mT, u[at])
-            states[at.stop : at.stop + going_on] = leaving[:going_on]
-            final[going_on : len(leaving)] = leaving[going_on:]
-        o = torch.bmm(inside.m, u).baddbmm_(inside.m_k, inside.v).baddbmm_(inside.q_start, states)
 
+        def leave(at, entering):
+            u[at].baddbmm_(inside.y[at], entering)
+            return written[at].addcmul_(inside.decay.total[at], entering).baddbmm_(inside.b_end[at].mT, u[at])
+
+        states, final = chunks.carry(leave, initial_state, k.shape[3], v.shape[3])
+        o = torch.bmm(inside.m, u).baddbmm_(inside.m_k, inside.v).baddbmm_(inside.q_start, states)
         ctx.save_for_backward(q, k, v, log_decay, a, b, initial_state, states)
         ctx.chunks, ctx.scale = chunks, scale
-        return chunks.join(o, heads).to(v.dtype), chunks.join_state(final)
+        return chunks.join_as(o, v), final
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        with full_precision(grad_o):
-            return _backward(ctx, grad_o, grad_final)
+        q, k, v, log_decay, a, b, initial_state, states = ctx.saved_tensors
+        chunks = ctx.chunks
+        inside = _Inside(chunks, q, k, v, log_decay, a, b, ctx.scale)
+        decay, rows = inside.decay, inside.rows
+        u = torch.bmm(inside.inverse, torch.bmm(inside.a_k, inside.v).baddbmm_(inside.a_start, states))
 
+        grad_o = chunks.cut(grad_o, zero_pads=True)
+        grad_u = torch.bmm(inside.m.mT, grad_o)
+        entering = torch.bmm(inside.q_start.mT, grad_o)
 
-def _backward(ctx, grad_o, grad_final):
-    q, k, v, log_decay, a, b, initial_state, states = ctx.saved_tensors
-    chunks, dtype, heads = ctx.chunks, states.dtype, v.shape[2]
-    inside = _Inside(chunks, q, k, v, log_decay, a, b, ctx.scale, dtype)
-    decay, rows = inside.decay, inside.rows
-    u = torch.bmm(inside.inverse, torch.bmm(inside.a_k, inside.v).baddbmm_(inside.a_start, states))
+        def enter(at, leaving):
+            grad_u[at].baddbmm_(inside.b_end[at], leaving)
+            entering[at].addcmul_(decay.total[at], leaving).baddbmm_(inside.y[at].mT, grad_u[at])
 
-    grad_o = chunks.cut(grad_o, torch.empty_like(inside.v), zero_pads=True)
-    grad_final = chunks.cut_state(grad_final)
-    grad_u = torch.bmm(inside.m.mT, grad_o)
-    entering, leaving = torch.bmm(inside.q_start.mT, grad_o), torch.empty_like(states)
-    for at, going_on in reversed(chunks.steps):
-        stopping = grad_final[going_on : at.stop - at.start]
-        torch.cat((entering[at.stop : at.stop + going_on], stopping), out=leaving[at])
-        grad_u[at].baddbmm_(inside.b_end[at], leaving[at])
-        entering[at].addcmul_(decay.total[at], leaving[at]).baddbmm_(inside.y[at].mT, grad_u[at])
+        leaving, grad_state = chunks.carry_back(enter, entering, grad_final)
 
-    grad_read = torch.bmm(inside.inverse.mT, grad_u)
-    grad_v = torch.bmm(inside.m_k.mT, grad_o).baddbmm_(inside.a_k.mT, grad_read).baddbmm_(inside.k_end, leaving)
-    # The rows of a and q side by side again, a moved up, so that each meets the columns up to its row.
-    grad_out = torch.stack((_up(grad_read), grad_o), dim=2).flatten(1, 2)
-    grad_rows = torch.bmm(grad_out, states.mT).view_as(rows).mul_(decay.start[:, :, None])
-    grad_cols, grad_last = [], []
-    for cols, cols_end, written in ((inside.b, inside.b_end, u), (inside.k, inside.k_end, inside.v)):
-        grad_scores = torch.bmm(grad_out, written.mT).view(*rows.shape[:3], -1)
-        grad_scores.transpose(1, 2).tril_()
-        grad_rows_here, grad_cols_here = decay.backward(grad_scores, rows, cols)
-        grad_rows += grad_rows_here
-        grad_end = torch.bmm(written, leaving.mT)
-        grad_last.append((cols_end * grad_end).sum(1))
-        grad_cols.append(grad_cols_here.addcmul_(grad_end, decay.end))
-    grad_b, grad_k = grad_cols
+        grad_read = torch.bmm(inside.inverse.mT, grad_u)
+        grad_v = torch.bmm(inside.m_k.mT, grad_o).baddbmm_(inside.a_k.mT, grad_read).baddbmm_(inside.k_end, leaving)
+        # The rows of a and q side by side again, a moved up, so that each meets the columns up to its row.
+        grad_out = torch.stack((_up(grad_read), grad_o), dim=2).flatten(1, 2)
+        grad_rows = torch.bmm(grad_out, states.mT).view_as(rows).mul_(decay.start[:, :, None])
+        grad_cols, grad_last = [], []
+        for cols, cols_end, written in ((inside.b, inside.b_end, u), (inside.k, inside.k_end, inside.v)):
+            grad_scores = torch.bmm(grad_out, written.mT).view(*rows.shape[:3], -1)
+            grad_scores.transpose(1, 2).tril_()
+            grad_rows_here, grad_cols_here = decay.backward(grad_scores, rows, cols)
+            grad_rows += grad_rows_here
+            grad_end = torch.bmm(written, leaving.mT)
+            grad_last.append((cols_end * grad_end).sum(1))
+            grad_cols.append(grad_cols_here.addcmul_(grad_end, decay.end))
+        grad_b, grad_k = grad_cols
 
-    grad_log_decay = grad_state = None
-    if ctx.needs_input_grad[3]:
-        grad_exponent = (rows * grad_rows).sum(2)
-        grad_exponent.addcmul_(inside.b, grad_b, value=-1).addcmul_(inside.k, grad_k, value=-1)
-        last = grad_exponent[:, -1]
-        last += sum(grad_last)
-        last += decay.total[..., 0] * (leaving * states).sum(-1)
-        if log_decay.ndim == 3:
-            grad_exponent = grad_exponent.sum(-1, keepdim=True)
-        grad_log_decay = chunks.join(grad_exponent.flip(1).cumsum(1).flip(1), heads).view_as(log_decay)
-        # Where all is forgotten, rounding is all that is left in the sums; Adam would take it for a gradient.
-        grad_log_decay = grad_log_decay.masked_fill_(log_decay < FLOOR[dtype], 0).to(log_decay.dtype)
-    if ctx.needs_input_grad[7]:
-        grad_state = chunks.join_state(entering[chunks.steps[0][0]]).to(initial_state.dtype)
-    grad_a = _down(grad_rows[:, :, 0])
-    grad_a[:, :1] = torch.bmm(grad_read[:, :1], states.mT)
-    grad_q = grad_rows[:, :, 1] * ctx.scale
-    grad_q, grad_k, grad_a, grad_b = (
-        chunks.join(x, like.shape[2]).to(like.dtype) for x, like in ((grad_q, q), (grad_k, k), (grad_a, a), (grad_b, b))
-    )
-    grad_v = chunks.join(grad_v, heads).to(v.dtype)
-    return grad_q, grad_k, grad_v, grad_log_decay, grad_a, grad_b, None, grad_state, None
+        grad_log_decay = None
+        if ctx.needs_input_grad[3]:
+            grad_sums = (rows * grad_rows).sum(2)
+            grad_sums.addcmul_(inside.b, grad_b, value=-1).addcmul_(inside.k, grad_k, value=-1)
+            grad_sums[:, -1] += sum(grad_last)
+            grad_sums[:, -1] += decay.total[..., 0] * (leaving * states).sum(-1)
+            grad_log_decay = chunks.join_grad_log_decay(grad_sums, log_decay)
+        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
+        grad_a = _down(grad_rows[:, :, 0])
+        grad_a[:, :1] = torch.bmm(grad_read[:, :1], states.mT)
+        grads = (grad_rows[:, :, 1] * ctx.scale, grad_k, grad_v, grad_a, grad_b)
+        grad_q, grad_k, grad_v, grad_a, grad_b = map(chunks.join_as, grads, (q, k, v, a, b))
+        return grad_q, grad_k, grad_v, grad_log_decay, grad_a, grad_b, None, grad_state, None
 
 
 def _up(x: Tensor) -> Tensor:

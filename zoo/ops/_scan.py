@@ -21,10 +21,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from zoo.ops._chunks import Chunks
-from zoo.ops._precision import full_precision, working_dtype
+from zoo.ops._chunks import Chunks, longest, once_in_full_precision
 
 SIZE = 32  # tokens of a chunk; 16 to 64 take the same time, and fewer keep more states
 
@@ -47,20 +45,20 @@ def scan(
 class _Tokens:
     """The inputs in N chunks, time first: q, k [C,N,H,K], v [C,N,H,G] with G = HV/H, decay [C,N,HV,K] or [C,N,HV,1]."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, bonus, scale: float, dtype: torch.dtype):
-        self.chunks, self.dtype = chunks, dtype
+    def __init__(self, chunks: Chunks, q, k, v, log_decay, bonus, scale: float):
+        self.chunks = chunks
         self.heads = q.shape[2], v.shape[2] // q.shape[2]
         self.q, self.k = self.cut(q).mul_(scale), self.cut(k)
         self.v = self.cut(v).view(*self.k.shape[:2], *self.heads)
         if log_decay is None:
             log_decay = v.new_zeros(v.shape[:3])
         self.decay = self.cut(log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).exp_()
-        self.bonus = None if bonus is None else bonus.to(dtype).reshape(q.shape[2], -1, q.shape[3])
+        self.bonus = None if bonus is None else bonus.to(chunks.dtype).reshape(q.shape[2], -1, q.shape[3])
         self.read = slice(1, None) if bonus is None else slice(-1)
 
     def cut(self, x: Tensor) -> Tensor:
         """Tokens [B,T,...] into [C,N,...]; pads are zero."""
-        out = x.new_empty(self.chunks.size, self.chunks.rows, x.shape[2:].numel(), dtype=self.dtype)
+        out = x.new_empty(self.chunks.size, self.chunks.rows, x.shape[2:].numel(), dtype=self.chunks.dtype)
         self.chunks.cut(x.flatten(2).unsqueeze(2), out.transpose(0, 1), zero_pads=True)
         return out.unflatten(2, x.shape[2:])
 
@@ -99,73 +97,63 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
-        dtype = working_dtype(v)
-        batch, length = v.shape[:2]
-        longest = length if bounds is None else max(end - start for start, end in pairwise(bounds))
-        chunks = Chunks(batch, length, bounds, min(SIZE, longest), 1, v.device)
-        tokens = _Tokens(chunks, q, k, v, log_decay, bonus, scale, dtype)
-
-        entering = v.new_empty(chunks.rows, v.shape[2], q.shape[3], dtype=dtype)
-        final = torch.empty_like(entering[chunks.steps[0][0]])
-        entering[: len(final)] = 0 if initial_state is None else chunks.cut_state(initial_state.squeeze(3).unsqueeze(1))
+        chunks = Chunks(v.mT, bounds, min(SIZE, longest(v, bounds)))  # all heads of a token in one row
+        tokens = _Tokens(chunks, q, k, v, log_decay, bonus, scale)
         o, slots = torch.empty_like(tokens.v), tokens.new_slots()
-        for at, going_on in chunks.steps:
-            states = tokens.states(at, entering[at], slots)
+
+        def leave(at, entering):
+            states = tokens.states(at, entering, slots)
             o[:, at] = (states[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
-            entering[at.stop : at.stop + going_on] = states[-1, :going_on]
-            final[going_on : at.stop - at.start] = states[-1, going_on:]
+            return states[-1]
+
+        entering, final = chunks.carry(leave, initial_state, v.shape[2], k.shape[3])
         if bonus is not None:
             o += torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus) * tokens.v
-
         ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, entering)
         ctx.chunks, ctx.scale = chunks, scale
-        return tokens.join(o, v), chunks.join_state(final).squeeze(1).unsqueeze(3)
+        return tokens.join(o, v), final.squeeze(1).unsqueeze(3)
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        with full_precision(grad_o):
-            return _backward(ctx, grad_o, grad_final)
+        q, k, v, log_decay, bonus, initial_state, entering = ctx.saved_tensors
+        chunks = ctx.chunks
+        tokens = _Tokens(chunks, q, k, v, log_decay, bonus, ctx.scale)
+        grad_o = tokens.cut(grad_o).view_as(tokens.v)
+        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (tokens.q, tokens.k, tokens.v))
+        grad_entering = torch.empty_like(entering)
+        grad_log_decay = tokens.decay  # overwritten chunk by chunk, each when its decay has been used
+        slots, grad_slots = tokens.new_slots(), tokens.new_slots()
 
+        def enter(at, leaving):
+            states = tokens.states(at, entering[at], slots)
+            grads = tokens.grad_states(at, grad_o[:, at], leaving, grad_slots)
+            grad_entering[at] = grads[0]
+            grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ states[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
+            of_write = grads[1:].unflatten(2, tokens.heads)
+            grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_write).squeeze(3)
+            grad_v[:, at] = (of_write @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
+            if ctx.needs_input_grad[3]:
+                decay = grad_log_decay[:, at]
+                decay *= states[:-1].mul_(grads[1:]).sum_to_size(decay.shape)
 
-def _backward(ctx, grad_o, grad_final):
-    q, k, v, log_decay, bonus, initial_state, entering = ctx.saved_tensors
-    chunks = ctx.chunks
-    tokens = _Tokens(chunks, q, k, v, log_decay, bonus, ctx.scale, entering.dtype)
-    grad_o = tokens.cut(grad_o).view_as(tokens.v)
-    grad_final = chunks.cut_state(grad_final.squeeze(3).unsqueeze(1))
-    grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (tokens.q, tokens.k, tokens.v))
-    grad_entering = torch.empty_like(entering)
-    grad_log_decay = tokens.decay  # overwritten chunk by chunk, each when its decay has been used
-    slots, grad_slots = tokens.new_slots(), tokens.new_slots()
-    for at, going_on in reversed(chunks.steps):
-        leaving = torch.cat((grad_entering[at.stop : at.stop + going_on], grad_final[going_on : at.stop - at.start]))
-        states = tokens.states(at, entering[at], slots)
-        grads = tokens.grad_states(at, grad_o[:, at], leaving, grad_slots)
-        grad_entering[at] = grads[0]
-        grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ states[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
-        of_write = grads[1:].unflatten(2, tokens.heads)
-        grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_write).squeeze(3)
-        grad_v[:, at] = (of_write @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
-        if ctx.needs_input_grad[3]:
-            decay = grad_log_decay[:, at]
-            decay *= states[:-1].mul_(grads[1:]).sum_to_size(decay.shape)
+        _, grad_state = chunks.carry_back(enter, grad_entering, grad_final)
 
-    grad_bonus = None
-    if bonus is not None:
-        own = torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus)
-        grad_v += own * grad_o
-        grad_own = (grad_o * tokens.v).sum_to_size(own.shape)
-        grad_bonus = torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).reshape(bonus.shape).to(bonus.dtype)
-        grad_own = torch.einsum("cnhg,hgk->cnhk", grad_own, tokens.bonus)
-        grad_q.addcmul_(grad_own, tokens.k)
-        grad_k.addcmul_(grad_own, tokens.q)
-    grad_q *= ctx.scale
-    grad_state = None
-    if ctx.needs_input_grad[6]:
-        grad_state = chunks.join_state(grad_entering[chunks.steps[0][0]]).view_as(initial_state).to(initial_state.dtype)
-    grads_of_tokens = (
-        None if like is None else tokens.join(x, like)
-        for x, like in ((grad_q, q), (grad_k, k), (grad_v, v), (grad_log_decay, log_decay))
-    )
-    return *grads_of_tokens, grad_bonus, None, grad_state, None
+        grad_bonus = None
+        if bonus is not None:
+            own = torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus)
+            grad_v += own * grad_o
+            grad_own = (grad_o * tokens.v).sum_to_size(own.shape)
+            grad_bonus = (
+                torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).reshape(bonus.shape).to(bonus.dtype)
+            )
+            grad_own = torch.einsum("cnhg,hgk->cnhk", grad_own, tokens.bonus)
+            grad_q.addcmul_(grad_own, tokens.k)
+            grad_k.addcmul_(grad_own, tokens.q)
+        grad_q *= ctx.scale
+        grad_state = None if initial_state is None else grad_state.view_as(initial_state).to(initial_state.dtype)
+        grads_of_tokens = (
+            None if like is None else tokens.join(x, like)
+            for x, like in ((grad_q, q), (grad_k, k), (grad_v, v), (grad_log_decay, log_decay))
+        )
+        return *grads_of_tokens, grad_bonus, None, grad_state, None

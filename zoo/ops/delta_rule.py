@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._check import check_cu_seqlens, check_linear, check_shape
+from zoo.ops._check import check_linear, check_shape
 from zoo.ops._delta_chunked import chunked_delta_rule
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._precision import full_precision, working_dtype
@@ -50,12 +50,8 @@ def delta_rule(
     Sources: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers" (2102.11174); Yang et al., "Gated
     Delta Networks" (2412.06464), section 3.1; "Kimi Linear" (2510.26692) for a decay per channel.
     """
-    check_linear(q, k, v, log_decay)
+    bounds = check_linear(q, k, v, log_decay, initial_state, cu_seqlens)
     check_shape("beta", beta, v.shape[:3], (*v.shape[:3], q.shape[3]))
-    bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, *q.shape[:2])
-    if initial_state is not None:
-        n = len(q) if bounds is None else len(bounds) - 1
-        check_shape("initial_state", initial_state, (n, v.shape[2], q.shape[3], v.shape[3]))
     scale = q.shape[3] ** -0.5 if scale is None else scale
     with full_precision(v):
         return _op(q, k, v, log_decay, beta, scale, initial_state, bounds, backend=backend)

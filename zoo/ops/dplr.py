@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._check import check_cu_seqlens, check_linear, check_shape
+from zoo.ops._check import check_linear, check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._dplr_chunked import chunked_dplr
 from zoo.ops._precision import full_precision, working_dtype
@@ -51,13 +51,9 @@ def dplr(
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2503.14456).
     """
-    check_linear(q, k, v, log_decay)
+    bounds = check_linear(q, k, v, log_decay, initial_state, cu_seqlens)
     for name, x in (("a", a), ("b", b)):
         check_shape(name, x, q.shape, (*v.shape[:3], q.shape[3]))
-    bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, *q.shape[:2])
-    if initial_state is not None:
-        n = len(q) if bounds is None else len(bounds) - 1
-        check_shape("initial_state", initial_state, (n, v.shape[2], q.shape[3], v.shape[3]))
     scale = q.shape[3] ** -0.5 if scale is None else scale
     with full_precision(v):
         return _op(q, k, v, log_decay, a, b, scale, initial_state, bounds, backend=backend)

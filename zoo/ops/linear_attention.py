@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._check import check_cu_seqlens, check_linear, check_shape
+from zoo.ops._check import check_linear, check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._linear_chunked import chunked_linear_attention
 from zoo.ops._precision import full_precision, working_dtype
@@ -54,13 +54,9 @@ def linear_attention(
     Hardware-Efficient Training" (2312.06635), section 4; Gu and Dao, "Mamba" (2312.00752), section 3; Dao and Gu,
     "Transformers are SSMs" (2405.21060), section 6; Peng et al., "Eagle and Finch" (2404.05892), section 4.2.
     """
-    check_linear(q, k, v, log_decay)
+    bounds = check_linear(q, k, v, log_decay, initial_state, cu_seqlens)
     if bonus is not None:
         check_shape("bonus", bonus, q.shape[2:], (v.shape[2], q.shape[3]))
-    bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, *q.shape[:2])
-    if initial_state is not None:
-        n = len(q) if bounds is None else len(bounds) - 1
-        check_shape("initial_state", initial_state, (n, v.shape[2], q.shape[3], v.shape[3]))
     scale = q.shape[3] ** -0.5 if scale is None else scale
     with full_precision(v):
         return _op(q, k, v, log_decay, bonus, scale, initial_state, bounds, backend=backend)
