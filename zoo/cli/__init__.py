@@ -23,6 +23,7 @@ COMMANDS = {
     "list": "names that a recipe may use: recipes, mixers, gates, ffns, residuals",
     "show": "what a recipe builds: layers, parameters, operations, states, backends",
     "generate": "let a checkpoint write",
+    "check": "hold a gate, a mixer or an FFN of your own to the zoo's contracts",
 }
 # a module named `list` would hide the builtin from its package
 _MODULES = {**dict.fromkeys(("fit", "validate", "test", "predict"), "run"), "list": "listing"}
@@ -42,6 +43,7 @@ options:
 zoo fit --config qwen3_next/tiny
 zoo show kimi_linear/tiny
 zoo generate runs/qwen3_next-tiny --prompt 'def '
+zoo check my_gate.py
 """
 
 

@@ -28,10 +28,11 @@ class Mixer(nn.Module, ABC):
     A mixer declares its `SLOTS` and applies what the gates in them compute. Its constructor takes the context, the
     gates (slot -> part) and keyword-only options. Parameters are allocated there and filled by `reset_parameters`.
     `norm` is that of the norms inside the mixer (queries, keys, latents, read-out); by default the stack's, which the
-    read-out takes without zero-centring.
+    read-out takes without zero-centring. `exempt` names the contracts of zoo.check that the mixer cannot keep, and why.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]]
+    exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, context: LayerContext, norm: NormConfig | None = None):
         super().__init__()

@@ -50,6 +50,10 @@ class RWKV7(LinearMixer):
         **LinearMixer.SLOTS,
         "write": SlotSpec("write", required=True, at_most=2.0),
     }
+    exempt: ClassVar[Mapping[str, str]] = {
+        "writing_nothing_leaves_the_state_zero": "k̃ is written with a share 1 - k_a that a does not touch",
+        "a_decay_of_zero_forgets_all": "the correction reads the undecayed state, and leaves b a^T S where the decay is 0",
+    }
     no_decay: tuple[str, ...] = ("k_k", "k_a", "r_k")
 
     def __init__(
