@@ -96,8 +96,7 @@ def refusal(mixer: str, kind: str, gate: str) -> str | None:
     slots = [slot for slot, spec in MIXERS.get(mixer).SLOTS.items() if spec.kind == kind]
     if not slots:
         return f"'{mixer}' has no slot of kind {kind}"
-    reads = getattr(GATES[kind].get(gate), "reads", "input")
-    beside = {"input": {}, "decay": {"decay": "gla"}, "step": {"decay": "mamba2"}}[reads]
+    beside = {"decay": {"decay": "gla"}, "step": {"decay": "mamba2"}}.get(GATES[kind].get(gate).reads, {})
     required = {slot: "sigmoid" for slot, spec in MIXERS.get(mixer).SLOTS.items() if spec.required}
     parts = {slot: Part(name=name) for slot, name in {**required, **beside, slots[0]: gate}.items()}
     try:

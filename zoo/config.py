@@ -164,7 +164,7 @@ def _check_gate(mixer: MixerPart, slot: str, spec: SlotSpec, place: str) -> None
     if spec.at_most is not None and cls.at_most > spec.at_most:
         gives = "is unbounded" if math.isinf(cls.at_most) else f"goes up to {cls.at_most:g}"
         raise RecipeError(f"{place}: '{gate.name}' {gives}, and '{mixer.name}' diverges beyond {spec.at_most:g}")
-    if getattr(cls, "reads", "input") != "input":
+    if cls.reads in ("decay", "step"):
         _check_reads(cls.reads, gate.name, mixer, place)
 
 

@@ -73,6 +73,10 @@ class Registry:
         load_plugins()
         return sorted({*self._classes, *self._shipped()})
 
+    def loaded(self) -> dict[str, type]:
+        """The classes that are imported already, by key."""
+        return dict(self._classes)
+
     def __contains__(self, key: object) -> bool:
         return key in self._classes or key in self._shipped() or key in self.names()
 

@@ -78,8 +78,8 @@ def is_linear(mixer: str) -> bool:
 
 def companions(gate: type) -> dict[str, str]:
     """The gates in other slots without which this one computes nothing: a write gate may read the decay."""
-    decays: dict[str, dict[str, str]] = {"input": {}, "decay": {"decay": "gla"}, "step": {"decay": "mamba2"}}
-    return decays[getattr(gate, "reads", "input")]
+    decays = {"decay": {"decay": "gla"}, "step": {"decay": "mamba2"}}
+    return decays.get(gate.reads, {})  # type: ignore[attr-defined]
 
 
 def with_gate(mixer: str, slot: str, gate: str) -> Case:

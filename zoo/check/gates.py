@@ -64,7 +64,7 @@ def draw_x(dtype: torch.dtype = torch.float32, batch: int = B) -> Tensor:
 
 def read(gate: Any, x: Tensor) -> Any:
     """What the gate is handed where the layer's input is x: that, or the Decay that a write gate reads."""
-    if getattr(gate, "reads", "input") == "input":
+    if gate.reads not in ("decay", "step"):
         return x
     step = F.softplus(x[..., : SLOT.n_heads].to(torch.promote_types(x.dtype, torch.float32)))
     return Decay(-step, step)

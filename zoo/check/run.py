@@ -40,7 +40,7 @@ def find(path: str) -> list[tuple[str, str]]:
     found = {
         cls.__name__: (kind, key, cls)
         for kind, registry in REGISTRIES.items()
-        for key, cls in registry._classes.items()  # what a file has registered is there; names() would ask for all
+        for key, cls in registry.loaded().items()  # what a file has registered is there; names() would ask for all
         if _is_from(cls, module)
     }
     if wanted and wanted not in found:

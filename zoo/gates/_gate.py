@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,12 @@ class Gate(nn.Module, ABC):
 
     Gates compute, mixers apply: a gate returns its values and never sees what they act on, so any gate of any stack
     can be read, forced, tested and swapped alike. A constructor takes the `Slot` and then keyword-only options with
-    defaults.
+    defaults. `reads` says what the values hang on: x, for a write gate the layer's decay or its step, or nothing but
+    learnt or fixed numbers.
     """
 
     kind: ClassVar[str]
+    reads: ClassVar[Literal["input", "decay", "step", "nothing"]] = "input"
 
     def __init__(self) -> None:
         super().__init__()

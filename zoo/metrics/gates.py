@@ -342,7 +342,7 @@ def _place(name: str) -> tuple[int | None, str]:
 
 def _key(gate: Gate) -> str:
     """The name by which a recipe asks for the gate; its class's where it is not registered (any more)."""
-    known = GATES[gate.kind]._classes.items()  # not `get`, which would import the gates that nobody uses
+    known = GATES[gate.kind].loaded().items()  # not `get`, which would import the gates that nobody uses
     # sharding (FSDP2) puts a class of its own in front of the gate's
     keys = (key for base in type(gate).__mro__ for key, cls in known if cls is base)
     return next(keys, type(gate).__name__)

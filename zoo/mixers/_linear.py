@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -95,14 +95,16 @@ class LinearMixer(Mixer):
             cache.write(f"{name}_conv", state, layout)
         return y
 
-    def shift_tokens(self, shifts: Mapping[str, nn.Module]) -> None:
-        """A token shift before each projection, and before each gate that is there: that one is the gate's own, so that
-        it comes and goes with it."""
-        self.shifts = nn.ModuleDict({name: shift for name, shift in shifts.items() if name not in self.SLOTS})
-        for slot in self.gates:
-            if slot in shifts:
-                self.gates[slot].shift = shifts[slot]
-        self.carried_inputs = self.context.d_model
+    def shift_tokens(self, names: Iterable[str], make: Callable[[str, int], nn.Module]) -> None:
+        """`make(name, width)` is the token shift before a projection, or before the gate in a slot, of the channels
+        that it reads: that one is the gate's own, so that it comes and goes with it. A gate that reads no x has
+        none."""
+        width = self.context.d_model
+        self.shifts = nn.ModuleDict({name: make(name, width) for name in names if name not in self.SLOTS})
+        for slot, gate in self.gates.items():
+            if slot in names and gate.reads == "input":
+                gate.shift = make(slot, getattr(gate, "d_slice", width))
+        self.carried_inputs = width
 
     def token_shifts(self) -> Iterator[tuple[str, Any]]:
         """The shifts by the name of their projection or slot."""
@@ -132,7 +134,7 @@ class LinearMixer(Mixer):
         beta = None
         if "write" in self.gates:
             write = self.gates["write"]
-            beta = write(x_write if write.reads == "input" else decay)
+            beta = write(decay if write.reads in ("decay", "step") else x_write)
         return None if decay is None else decay.log_decay, beta
 
     def recur(

@@ -57,7 +57,7 @@ class RWKV6(LinearMixer):
         self.fill_slots(gates)
         self.mixture = TokenShift(context.d_model, *self.place(Start(1.0)))
         self.shift_tokens(
-            {name: DynamicTokenShift(context.d_model, *self.place(start), shift_rank) for name, start in STARTS.items()}
+            STARTS, lambda name, width: DynamicTokenShift(context.d_model, width, *self.place(STARTS[name]), shift_rank)
         )
         self.read_out_norm = self.read_out_norm if norm else NormConfig(eps=head_v_dim * self.read_out_norm.eps)
         self.set_read_out(n_heads, head_v_dim, out_norm, gate_order, layer_norm=True)

@@ -52,7 +52,7 @@ class RWKV7(LinearMixer):
     }
     exempt: ClassVar[Mapping[str, str]] = {
         "writing_nothing_leaves_the_state_zero": "k̃ is written with a share 1 - k_a that a does not touch",
-        "a_decay_of_zero_forgets_all": "the correction reads the undecayed state, and leaves b a^T S where the decay is 0",
+        "a_decay_of_zero_forgets_all": "the correction reads the undecayed state: b a^T S is left where the decay is 0",
     }
     no_decay: tuple[str, ...] = ("k_k", "k_a", "r_k")
 
@@ -86,7 +86,7 @@ class RWKV7(LinearMixer):
             self.value_bias = nn.Parameter(torch.empty(n_heads, head_v_dim))
             self.no_decay = (*self.no_decay, "value_bias")
         self.fill_slots(gates)
-        self.shift_tokens({name: TokenShift(context.d_model, *self.place(start)) for name, start in STARTS.items()})
+        self.shift_tokens(STARTS, lambda name, width: TokenShift(width, *self.place(STARTS[name])))
         self.read_out_norm = self.read_out_norm if norm else NormConfig(eps=head_v_dim * self.read_out_norm.eps)
         self.set_read_out(n_heads, head_v_dim, out_norm, gate_order, layer_norm=True)
         self.reset_parameters()
@@ -108,7 +108,7 @@ class RWKV7(LinearMixer):
         r = self.r_proj(reads["r"]).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_proj(reads["k"]).unflatten(-1, (self.n_heads, self.head_dim))
         v = self._values(reads["v"], layout)
-        log_decay, a = self.decay_and_beta(reads.get("decay", x), reads["write"])
+        log_decay, a = self.decay_and_beta(reads.get("decay", x), reads.get("write", x))
         assert a is not None
         a = (a if a.ndim == 4 else a.unsqueeze(-1)).to(k.dtype)
         erased = l2norm(k * self.k_k.to(k.dtype))

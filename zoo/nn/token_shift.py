@@ -43,9 +43,9 @@ class Start(NamedTuple):
 
 
 class TokenShift(nn.Module):
-    """x_t + μ (x_{t-1} - x_t), μ [D] learnt. RWKV-7 (arXiv:2503.14456), §4.
+    """x_t + μ (x_{t-1} - x_t), μ [W] learnt, of the first W channels. RWKV-7 (arXiv:2503.14456), §4.
 
-    x and its predecessor [B,T,D] -> [B,T,D].
+    x and its predecessor [B,T,D] -> [B,T,W].
     """
 
     no_decay = ("mu",)
@@ -61,6 +61,7 @@ class TokenShift(nn.Module):
         self.mu.copy_(self.start.fill(len(self.mu), self.layer, self.n_layers))
 
     def forward(self, x: Tensor, previous: Tensor) -> Tensor:
+        x, previous = x[..., : len(self.mu)], previous[..., : len(self.mu)]
         return torch.addcmul(x, previous - x, self.mu.to(x.dtype))
 
 
@@ -68,13 +69,13 @@ class DynamicTokenShift(nn.Module):
     """x_t + (μ + W tanh(V x')) (x_{t-1} - x_t): the mixture depends on the token, through a mixture x' [B,T,D] that is
     the same for all projections. V goes to `rank` channels. RWKV-6 (arXiv:2404.05892), §3.1.
 
-    x, its predecessor and x' [B,T,D] -> [B,T,D].
+    x, its predecessor and x' [B,T,D] -> [B,T,W], the first W channels.
     """
 
-    def __init__(self, width: int, start: Start, layer: int, n_layers: int, rank: int):
+    def __init__(self, d_in: int, width: int, start: Start, layer: int, n_layers: int, rank: int):
         super().__init__()
         self.still = TokenShift(width, start, layer, n_layers)
-        self.a = nn.Linear(width, rank, bias=False)
+        self.a = nn.Linear(d_in, rank, bias=False)
         self.b = nn.Linear(rank, width, bias=False)
         self.reset_parameters()
 
@@ -82,4 +83,6 @@ class DynamicTokenShift(nn.Module):
         start_at_rest(self.a, self.b)
 
     def forward(self, x: Tensor, previous: Tensor, mixed: Tensor) -> Tensor:
-        return torch.addcmul(self.still(x, previous), previous - x, self.b(self.a(mixed).tanh()))
+        width = self.b.out_features
+        back = previous[..., :width] - x[..., :width]
+        return torch.addcmul(self.still(x, previous), back, self.b(self.a(mixed).tanh()))

@@ -76,6 +76,7 @@ class FixedDecay(DecayGate):
     """A decay a head that nothing moves: log_decay [B,T,H] = rates[h], whatever the token."""
 
     granularity = "head"
+    reads = "nothing"
     rates: Tensor
 
     def __init__(self, rates: Sequence[float]):

@@ -18,6 +18,7 @@ class InputIndependentOutput(OutputGate):
     Gated attention (arXiv:2505.06708), table 4.
     """
 
+    reads = "nothing"
     no_decay = ("theta",)
 
     def __init__(self, slot: Slot, *, granularity: Literal["elementwise", "headwise"] = "elementwise"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,7 +23,6 @@ class WriteGate(Gate):
     """
 
     kind = "write"
-    reads: ClassVar[Literal["input", "decay", "step"]] = "input"
     at_most: ClassVar[float] = 2.0
 
     @abstractmethod
