@@ -41,6 +41,7 @@ OTHER = {
     "n_v_heads": [4],  # grouped value heads
     "head_v_dim": [6],
     "window": [40],  # two layers still reach over the 67 tokens of the tests
+    "softcap": [1.5],
     "q_lora_rank": [10],
     "width": [40],
     "conv_size": [2, None],

@@ -56,8 +56,8 @@ def attention(
     bounds, bounds_k = _check_lengths(q, k, causal, cu_seqlens, cu_seqlens_k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     options = Options(causal, window, sink, softcap, normalizer, scale, bounds, bounds_k)
-    tell_lookers(q, k, options)
     with torch.autocast(device_kind(v), enabled=False):
+        tell_lookers(q, k, options)
         return _op(q, k, v, options, backend=backend)
 
 
