@@ -285,7 +285,7 @@ def eager_mask(config: Any, index: int, x: Any) -> Any:
 
     sliding = config.layer_types[index] == "sliding_attention"
     make = masking_utils.create_sliding_window_causal_mask if sliding else masking_utils.create_causal_mask
-    return make(config=config, inputs_embeds=x, attention_mask=None, past_key_values=None)
+    return make(config=config, inputs_embeds=x, attention_mask=None, cache=None)
 
 
 if __name__ == "__main__":
