@@ -152,6 +152,7 @@ def test_sinks_start_near_zero_stay_float32_and_do_not_decay() -> None:
     assert any(parameter is sinks.logit for parameter in vectors["params"])
     before = sinks.logit.clone()
     lm.to(torch.bfloat16)
+    assert torch.equal(sinks.logit, before)
     lm.load_state_dict({key: value.bfloat16() for key, value in lm.state_dict().items()}, assign=True)
     assert sinks.logit.dtype == torch.float32
     assert (sinks.logit - before).abs().max() < 1e-3
