@@ -38,10 +38,25 @@ def turn(x: Tensor, position: int, theta: float = 10000.0, interleaved: bool = F
     )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    normalizer: str = "softmax",
+    softcap: float | None = None,
+    sink: float = -math.inf,
+) -> Tensor:
     """q, k [T,K], v [T,V] of one head -> [T,V]."""
     rows = []
     for t in range(len(q)):
         seen = slice(0 if window is None else max(0, t + 1 - window), t + 1)
-        rows.append(torch.softmax(scale * (k[seen] @ q[t]), dim=0) @ v[seen])
+        s = scale * (k[seen] @ q[t])
+        s = s if softcap is None else softcap * torch.tanh(s / softcap)
+        if normalizer == "sigmoid":
+            p = torch.sigmoid(s - math.log(len(s)))
+        else:
+            p = s.exp() / (s.exp().sum() + {"softmax": 0, "softmax_off_by_one": 1}.get(normalizer, math.exp(sink)))
+        rows.append(p @ v[seen])
     return torch.stack(rows)

@@ -7,15 +7,23 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import zoo.ops
 from tests.tolerances import BACKWARD, FORWARD, assert_close
-from zoo.ops import BackendRefused, attention
+from zoo.ops import BackendRefused, _attention_blocked, attention, attention_to_first, watch_attention
+from zoo.ops._dispatch import on_device
 from zoo.registry import RecipeError
 
 LENGTHS = [1, 7, 63, 64, 65]
 WINDOWS = [None, 1, 5, 64, 100]
-BACKENDS = ["sdpa", "reference"]
+BACKENDS = ["sdpa", "blocked", "reference"]
+SINK, OFF_BY_ONE, SIGMOID = {"sink": True}, {"normalizer": "softmax_off_by_one"}, {"normalizer": "sigmoid"}
+# every fast path of every form; a sink that is True is drawn
+FAST = [("sdpa", OFF_BY_ONE), ("sdpa", SINK)]
+FAST += [("blocked", form) for form in ({}, OFF_BY_ONE, SINK, SIGMOID, {"softcap": 1.5})]
+FAST += [("blocked", {**form, "softcap": 1.5}) for form in (SINK, SIGMOID)]
+every_fast_path = pytest.mark.parametrize(("backend", "form"), FAST, ids=str)
 
 
 def inputs(queries, keys=None, *, batch=2, heads=4, kv_heads=2, width=16, values=None, dtype=torch.float32):
@@ -49,16 +57,20 @@ def by_hand(q, k, v, *, causal=True, window=None, sink=None, softcap=None, norma
 
 
 def compare(ins, want_ins=None, *, forward=None, backward=None, got_with="sdpa", want_with="reference", **options):
-    """Outputs and gradients of two backends on the same inputs."""
+    """Outputs and gradients of two backends on the same inputs, the sink among them where there is one."""
     dtype = ins[0].dtype
-    got = attention(*ins, backend=got_with, **options)
-    want = attention(*(want_ins or ins), backend=want_with, **options)
+    want_ins = want_ins or ins
+    if options.get("sink") is True:
+        sink = torch.randn(ins[0].shape[2], dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
+        options["sink"], ins, want_ins = sink, [*ins, sink], [*want_ins, sink]
+    got = attention(*ins[:3], backend=got_with, **options)
+    want = attention(*want_ins[:3], backend=want_with, **options)
     assert got.dtype == ins[2].dtype
     assert_close(got.to(want.dtype), want, forward or FORWARD[dtype], "o")
     weights = torch.randn_like(want)
     got_grads = torch.autograd.grad(got, ins, weights.to(got.dtype))
-    want_grads = torch.autograd.grad(want, want_ins or ins, weights)
-    for name, a, b in zip("qkv", got_grads, want_grads, strict=True):
+    want_grads = torch.autograd.grad(want, want_ins, weights)
+    for name, a, b in zip(("q", "k", "v", "sink")[: len(ins)], got_grads, want_grads, strict=True):
         assert_close(a.to(b.dtype), b, backward or BACKWARD[dtype], f"d{name}")
 
 
@@ -114,16 +126,18 @@ def test_a_sink_of_zero_is_off_by_one_and_a_far_one_is_none():
     assert_close(attention(*ins, sink=torch.full((4,), -1e4)), attention(*ins), 1e-14)
 
 
-def test_the_sink_learns():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_sink_learns(backend):
     sink = torch.randn(4, dtype=torch.float64, requires_grad=True)
     ins = inputs(5, dtype=torch.float64, width=4)
-    assert torch.autograd.gradcheck(lambda *ins: attention(*ins[:3], sink=ins[3]), (*ins, sink))
+    assert torch.autograd.gradcheck(lambda *ins: attention(*ins[:3], sink=ins[3], backend=backend), (*ins, sink))
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "softmax_off_by_one", "sigmoid"])
-def test_scores_of_any_size_stay_finite(normalizer):
+@pytest.mark.parametrize("backend", ["reference", "blocked", None])
+def test_scores_of_any_size_stay_finite(normalizer, backend):
     q, k, v = inputs(6)
-    o = attention(1e3 * q, 1e3 * k, v, normalizer=normalizer, backend="reference")
+    o = attention(1e3 * q, 1e3 * k, v, normalizer=normalizer, backend=backend)
     assert all(torch.isfinite(x).all() for x in (o, *torch.autograd.grad(o.sum(), [q, k, v])))
 
 
@@ -206,6 +220,130 @@ def test_output_has_the_dtype_of_v(backend):
     assert_close(o.float(), attention(q, k, v), FORWARD[torch.bfloat16])
 
 
+# ---- sinks, sigmoids, caps
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 16 queries, so that short inputs have many."""
+    monkeypatch.setattr(_attention_blocked, "SCORES", 1)
+
+
+@every_fast_path
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (7, 7), (65, 65), (200, 200), (1, 200), (7, 33), (64, 200)])
+def test_every_form_is_reference(queries, keys, window, backend, form, small_blocks):
+    compare(inputs(queries, keys, width=8), window=window, got_with=backend, **form)
+
+
+@every_fast_path
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)], ids=["mha", "gqa", "mqa"])
+def test_every_form_with_heads_and_values_of_other_sizes(heads, backend, form, small_blocks):
+    for values in (4, 32):
+        ins = inputs(33, heads=heads[0], kv_heads=heads[1], values=values)
+        compare(ins, got_with=backend, scale=0.4, **form)
+        compare(ins, got_with=backend, causal=False, **form)
+
+
+@every_fast_path
+@pytest.mark.parametrize("window", [None, 5])
+def test_every_form_is_packed(window, backend, form, small_blocks):
+    for cu, cu_k in PACKINGS:
+        ins = inputs(cu[-1], (cu_k or cu)[-1], batch=1, values=8)
+        bounds = {"cu_seqlens": torch.tensor(cu), "cu_seqlens_k": None if cu_k is None else torch.tensor(cu_k)}
+        compare(ins, window=window, got_with=backend, **bounds, **form)
+
+
+@every_fast_path
+@pytest.mark.parametrize("options", [{}, {"window": 5}], ids=str)
+def test_every_form_in_other_dtypes(options, backend, form, small_blocks):
+    for queries, keys in ((65, 65), (1, 33), (7, 33)):
+        ins = inputs(queries, keys, dtype=torch.bfloat16)
+        wide = [x.detach().float().requires_grad_() for x in ins]
+        compare(ins, wide, got_with=backend, **options, **form)
+        compare(inputs(queries, keys, dtype=torch.float64, values=8), got_with=backend, **options, **form)
+
+
+@every_fast_path
+def test_every_form_with_tensors_that_lie_crosswise(backend, form):
+    """Strides of any order, in the inputs and in the gradient that comes back."""
+    ins = [x.detach().mT.contiguous().mT.requires_grad_() for x in inputs(33)]
+    form = form | {"sink": torch.randn(4)} if "sink" in form else form
+    for weight in (torch.ones(1).expand(2, 33, 4, 16), torch.randn(2, 16, 33, 4).movedim(1, -1)):
+        got, want = (
+            torch.autograd.grad(attention(*ins, backend=name, **form), ins, weight) for name in (backend, "reference")
+        )
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b, BACKWARD[torch.float32])
+
+
+def test_the_chosen_size_of_blocks():
+    for shape in ({"batch": 1, "heads": 2, "kv_heads": 1}, {"batch": 9, "heads": 8, "kv_heads": 2}):
+        compare(inputs(400, width=4, **shape), got_with="blocked", **SIGMOID)
+        compare(inputs(400, width=4, **shape), got_with="blocked", window=70, **SINK)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that anything makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            self.numel = max(self.numel, x.numel() if isinstance(x, torch.Tensor) else 0)
+        return out
+
+
+@every_fast_path
+def test_all_pairs_are_never_held(backend, form, monkeypatch):
+    monkeypatch.setattr(_attention_blocked, "SCORES", 1 << 14)
+    ins = inputs(1024, batch=1, heads=2, kv_heads=1, width=4)
+    form = form | {"sink": torch.randn(2)} if "sink" in form else form
+    with Largest() as largest:
+        attention(*ins, backend=backend, **form).sum().backward()
+    assert largest.numel <= 2 * 16 * 1024 + 1024
+
+
+@pytest.mark.parametrize("form", [form for backend, form in FAST if backend == "blocked"], ids=str)
+def test_work_of_blocks_in_a_window_is_linear_in_time(form):
+    work = []
+    form = form | {"sink": torch.randn(2)} if "sink" in form else form
+    for length in (1024, 4096):
+        ins = inputs(length, batch=1, heads=2, kv_heads=1, width=4)
+        with FlopCounterMode(display=False) as flops:
+            attention(*ins, window=64, backend="blocked", **form).sum().backward()
+        work.append(flops.get_total_flops())
+    assert 0 < work[1] <= 4.5 * work[0]
+
+
+# ---- whoever looks on
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("form", [{}, OFF_BY_ONE, SINK, SIGMOID, {"softcap": 1.5}, SINK | {"softcap": 1.5}], ids=str)
+def test_what_the_first_token_gets(form, window, small_blocks):
+    """Against p itself, which attention to one-hot values shows."""
+    form = form | {"sink": torch.randn(4)} if "sink" in form else form
+    seen = []
+    for cu, cu_k in [(None, None), *PACKINGS]:
+        queries, keys = (33, 40) if cu is None else (cu[-1], (cu_k or cu)[-1])
+        q, k, _ = inputs(queries, keys, batch=2 if cu is None else 1)
+        bounds = {} if cu is None else {"cu_seqlens": torch.tensor(cu), "cu_seqlens_k": torch.tensor(cu_k or cu)}
+        one_hot = torch.eye(keys)[None, :, None].expand(len(q), -1, 2, -1)
+        with watch_attention(lambda *call: seen.append(call)):
+            p = attention(q, k, one_hot, window=window, backend="reference", **bounds, **form)
+        first, total = attention_to_first(*seen[-1])
+        starts = [0] * queries
+        if cu is not None:
+            starts = [start for (a, b), start in zip(pairwise(cu), (cu_k or cu)[:-1], strict=True) for _ in range(a, b)]
+        want = torch.stack([p[:, i, :, start] for i, start in enumerate(starts)], dim=1)
+        assert_close(first, want, FORWARD[torch.float32])
+        assert_close(total, p.sum(-1), FORWARD[torch.float32])
+    attention(q, k, one_hot, **bounds)
+    assert len(seen) == 1 + len(PACKINGS)
+
+
 # ---- the fast path of torch's kernel
 
 
@@ -233,10 +371,11 @@ class FlashCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("form", [{}, OFF_BY_ONE], ids=str)
 @pytest.mark.parametrize(("window", "most"), [(8, 80), (64, 160), (256, 400)])
-def test_work_of_a_window_is_linear_in_time(window, most):
+def test_work_of_a_window_is_linear_in_time(window, most, form):
     with FlashCalls() as calls:
-        attention(*inputs(2048, batch=1, heads=2, kv_heads=1, width=4), window=window)
+        attention(*inputs(2048, batch=1, heads=2, kv_heads=1, width=4), window=window, **form)
     assert 0 < sum(calls.scores) <= 2 * 2048 * most
 
 
@@ -290,8 +429,9 @@ def test_packed_is_separate(cu, cu_k, window, backend):
 @pytest.mark.parametrize(
     ("backend", "options"),
     [(None, {}), (None, {"window": 3})]
-    + [("reference", {"normalizer": n}) for n in ("softmax", "softmax_off_by_one", "sigmoid")]
-    + [("reference", {"sink": torch.ones(4), "softcap": 2.0})],
+    + [(name, {"normalizer": n}) for name in (None, "reference") for n in ("softmax_off_by_one", "sigmoid")]
+    + [(name, {"sink": torch.ones(4), "softcap": 2.0}) for name in (None, "reference")]
+    + [(None, {"sink": torch.ones(4)}), ("reference", {})],
     ids=str,
 )
 @pytest.mark.parametrize("cu", [[0, 7, 30, 32], [0, 8, 16, 24]])
@@ -325,22 +465,26 @@ def test_the_fused_path_says_what_it_cannot_do():
     ins = inputs(5)
     for options, reason in [
         ({"normalizer": "sigmoid"}, "no normalizer 'sigmoid'"),
-        ({"sink": torch.zeros(4)}, "no sink"),
         ({"softcap": 30.0}, "no softcap"),
     ]:
         with pytest.raises(BackendRefused, match=f"'sdpa' was forced but refuses: .*{reason}"):
             attention(*ins, backend="sdpa", **options)
         with zoo.ops.trace() as choices:
             attention(*ins, **options)
-        assert choices[0].backend == "reference"
+        assert choices[0].backend == "blocked"
         assert reason in choices[0].refused["sdpa"]
+    q, k, v = (x.to("meta") for x in ins)
+    with on_device("cuda"), pytest.raises(BackendRefused, match="kernels on cuda have no sink"):
+        attention(q, k, v, sink=torch.zeros(4, device="meta"), backend="sdpa")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("queries", "keys", "window"), [(7, 7, None), (3, 9, None), (1, 9, None), (200, 200, 5)])
-def test_meta_tensors(queries, keys, window, backend):
+@pytest.mark.parametrize("sinks", [False, True])
+def test_meta_tensors(queries, keys, window, backend, sinks):
     ins = [x.detach().to("meta").requires_grad_() for x in inputs(queries, keys, values=8)]
-    o = attention(*ins, window=window, backend=backend)
+    sink = torch.zeros(4, device="meta", requires_grad=True) if sinks else None
+    o = attention(*ins, window=window, sink=sink, backend=backend)
     assert (o.device.type, o.shape) == ("meta", (2, queries, 4, 8))
     assert [g.shape for g in torch.autograd.grad(o.sum(), ins)] == [x.shape for x in ins]
 

@@ -140,8 +140,10 @@ def attention_of(config: Config, kind: str) -> dict[str, Any]:
         "qk_norm": {"qwen3": "head", "qwen3_next": "head", "olmo_hybrid": "full"}.get(family, "none"),
         "rope": None if theta is None else {"theta": theta, "fraction": fraction},
         "window": config["sliding_window"] if kind == "sliding_attention" else None,
-        "bias": family == "qwen2",
+        "bias": family in ("qwen2", "gpt_oss"),
     }
+    if family == "gpt_oss":
+        options |= {"normalizer": "learned_sink", "out_bias": True}
     return {"name": "attention", "options": options, "gates": {"output": "sigmoid"} if family == "qwen3_next" else {}}
 
 
@@ -190,6 +192,8 @@ def mixer_to_zoo(tensors: Tensors, config: Config) -> Tensors:
     if "kv_b_proj.weight" in tensors:
         return mla_to_zoo(tensors)
     out = dict(tensors)
+    if "sinks" in out:
+        out["sinks.logit"] = out.pop("sinks")
     if config["model_type"] == "qwen3_next":
         # of every head the query first and then its gate
         heads = config["num_attention_heads"]

@@ -126,6 +126,18 @@ CASES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-2,  # so large that it counts
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 9,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},  # theirs is YaRN
+    },
     "mamba": {
         "model_type": "mamba",
         "num_hidden_layers": 3,
@@ -162,7 +174,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 # Models whose residual form or FFN is none of ours yet: only their mixers are asked.
-MIXERS_ONLY = ("olmo_hybrid", "minimax")
+MIXERS_ONLY = ("olmo_hybrid", "minimax", "gpt_oss")
 BATCH, LENGTH = 2, 70
 
 
@@ -181,7 +193,7 @@ def answer(name: str, case: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(case.pop("model_type"), eos_token_id=None, **SHAPE, **case)
     if "num_attention_heads" in case:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = "eager" if name == "gpt_oss" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     redraw(model)
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
@@ -256,6 +268,8 @@ def layer_answers(model: Any) -> dict[str, Any]:
         name = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
         mixer = getattr(layer, name)
         given = {} if name == "linear_attn" else {"position_embeddings": positions, "attention_mask": None}
+        if model.config.model_type == "gpt_oss":
+            given["attention_mask"] = eager_mask(model.config, index, x)
         inputs = x.clone().requires_grad_()
         y = mixer(hidden_states=inputs, **given)
         y = y[0] if isinstance(y, tuple) else y
@@ -263,6 +277,15 @@ def layer_answers(model: Any) -> dict[str, Any]:
         gradients = dict(zip(parameters, torch.autograd.grad((y * w).sum(), list(parameters.values())), strict=True))
         answers[f"model.layers.{index}.{name}."] = {"y": y.detach(), "gradients": gradients}
     return {"x": x, "w": w, "mixers": answers}
+
+
+def eager_mask(config: Any, index: int, x: Any) -> Any:
+    """transformers' own mask of a layer: its eager attention is causal by nothing else."""
+    from transformers import masking_utils
+
+    sliding = config.layer_types[index] == "sliding_attention"
+    make = masking_utils.create_sliding_window_causal_mask if sliding else masking_utils.create_causal_mask
+    return make(config=config, inputs_embeds=x, attention_mask=None, cache=None)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,17 @@ SIZES = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
+    "q_lora_rank": 14,
+    "o_groups": 1,
+    "o_lora_rank": 20,
+    "compress_ratio": 5,
+    "index_n_heads": 9,
+    "index_head_dim": 10,
+    "index_topk": 4,
+    "branches": [
+        {"name": "attention", "options": {"n_heads": 2, "head_dim": 8}},
+        {"name": "gated_deltanet", "options": {"n_heads": 2, "head_dim": 8}, "gates": {"write": "sigmoid"}},
+    ],
 }
 
 # Other values of options whose type alone does not tell a sensible one. A part from elsewhere has its own in a class
@@ -37,6 +48,12 @@ OTHER: dict[str, list[Any]] = {
     "shift_rank": [5],
     "value_rank": [5],
     "k": [2],
+    "softcap": [1.5],
+    "compress_block": [16],
+    "compress_stride": [8],
+    "compress_width": [5],
+    "select_block": [16],
+    "n_selected": [3],
     "rank": [3, "full", "head_dim"],
     "norm": [{"zero_centered": True}, {"eps": 0.1}],
 }
@@ -45,7 +62,12 @@ OTHER: dict[str, list[Any]] = {
 NONE_IS = {"rank": "head_dim"}
 
 # Options that say something only beside others.
-BESIDE: dict[str, dict[str, Any]] = {"gate_order": {"out_norm": "head"}, "norm": {"out_norm": "head"}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "gate_order": {"out_norm": "head"},
+    "norm": {"out_norm": "head"},
+    "select_block": {"n_selected": 3},
+    "n_selected": {"select_block": 16},
+}
 
 
 def sizes(cls: type) -> dict[str, Any]:

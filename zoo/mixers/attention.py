@@ -10,23 +10,33 @@ from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads, register
-from zoo.nn import RMSNorm, Rope, rotate
+from zoo.nn import RMSNorm, Rope, Sinks, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
+
+Normalizer = Literal["softmax", "softmax_off_by_one", "learned_sink", "sigmoid"]
 
 
 @register("attention")
 class Attention(Mixer):
-    """o_t = Σ_s softmax_s(q_t·k_s / sqrt(E)) v_s over s <= t; y = W_o o.
+    """o_t = Σ_s p_ts v_s over s <= t, p_t = softmax_s(q_t·k_s / sqrt(E)); y = W_o o.
 
     Multi-head (n_kv_heads = n_heads), grouped-query and multi-query attention; RMSNorm on queries and keys, per head
     or over the whole projection; rotary position on all, some or no (null) channels; `window` w sees the token itself
-    and the w-1 before it. Gates: query and key after their norm and before rotation, value, output (G1), post.
+    and the w-1 before it. Biases: `bias` on W_q, W_k, W_v, `out_bias` on W_o.
+
+    `normalizer` says how scores s become weights p, and whether a head can look at nothing: `softmax` cannot;
+    `softmax_off_by_one` has e^0 beside the keys in its sum, `learned_sink` e^(a learnt logit a head), from N(0, 0.02²);
+    `sigmoid` is p = σ(s - log n), n the number of keys in sight. `softcap` c: s <- c tanh(s / c), before any of them.
+
+    Gates: query and key after their norm and before rotation, value, output (G1), post.
     `out_map` is what gated attention is compared with (arXiv:2505.06708, table 3), between o and its norm or gate:
     o <- SiLU(o) (`silu`), or o <- o + W_s x (`add_linear`: its additive gate with the identity for the activation).
 
-    Vaswani et al. 2017; Ainslie et al. 2023 (arXiv:2305.13245); gates: Qiu et al. 2025 (arXiv:2505.06708). With
-    `rope: {fraction: 0.25}` and a sigmoid output gate this is Qwen3-Next's gated attention.
+    Vaswani et al. 2017; Ainslie et al. 2023 (arXiv:2305.13245); gates: Qiu et al. 2025 (arXiv:2505.06708);
+    normalisers: Miller 2023 ("Attention is off by one"), GPT-OSS (2025), Ramapuram et al. 2024 (arXiv:2409.04431);
+    softcap: Gemma 2 (arXiv:2408.00118). With `rope: {fraction: 0.25}` and a sigmoid output gate this is Qwen3-Next's
+    gated attention; with learnt sinks, both biases and no `qk_norm` that of GPT-OSS, but for its YaRN.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
@@ -48,15 +58,20 @@ class Attention(Mixer):
         qk_norm: Literal["none", "head", "full"] = "head",
         rope: Rope | None = Rope(),
         window: Size | None = None,
+        normalizer: Normalizer = "softmax",
+        softcap: float | None = None,
         out_map: Literal["none", "silu", "add_linear"] = "none",
         out_norm: OutNorm = "none",
         gate_order: GateOrder = "norm_first",
         bias: bool = False,
+        out_bias: bool = False,
         norm: NormConfig | None = None,
     ):
         super().__init__(context, norm)
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         check_heads(n_heads, n_kv_heads, "n_kv_heads")
+        if softcap is not None and softcap <= 0:
+            raise ValueError(f"softcap: expected a number above 0, found {softcap}; null for none")
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.rope, self.window = rope, window
         self.rope_width = rope.width(head_dim) if rope else 0
@@ -64,7 +79,9 @@ class Attention(Mixer):
         self.q_proj = nn.Linear(context.d_model, d_q, bias=bias)
         self.k_proj = nn.Linear(context.d_model, d_kv, bias=bias)
         self.v_proj = nn.Linear(context.d_model, d_kv, bias=bias)
-        self.o_proj = nn.Linear(d_q, context.d_model, bias=False)
+        self.o_proj = nn.Linear(d_q, context.d_model, bias=out_bias)
+        self.normalizer, self.softcap = normalizer, softcap
+        self.sinks = Sinks(n_heads) if normalizer == "learned_sink" else None
         self.out_map = out_map
         if out_map == "add_linear":
             self.shortcut_proj = nn.Linear(context.d_model, d_q, bias=False)
@@ -100,7 +117,17 @@ class Attention(Mixer):
         if cache is not None:
             k, cu_seqlens_k = cache.extend("k", k, layout)
             v, _ = cache.extend("v", v, layout)
-        o = ops.attention(q, k, v, window=self.window, cu_seqlens=layout.cu_seqlens, cu_seqlens_k=cu_seqlens_k)
+        o = ops.attention(
+            q,
+            k,
+            v,
+            window=self.window,
+            sink=None if self.sinks is None else self.sinks(),
+            softcap=self.softcap,
+            normalizer="softmax" if self.normalizer == "learned_sink" else self.normalizer,
+            cu_seqlens=layout.cu_seqlens,
+            cu_seqlens_k=cu_seqlens_k,
+        )
         if self.out_map == "silu":
             o = F.silu(o)
         elif self.out_map == "add_linear":

@@ -4,6 +4,7 @@ from zoo.nn.linear import LowRank, Rank, projection
 from zoo.nn.norm import LayerNorm, RMSNorm
 from zoo.nn.rope import Rope, rotate
 from zoo.nn.short_conv import ShortConv
+from zoo.nn.sinks import Sinks
 from zoo.nn.token_shift import DynamicTokenShift, Start, TokenShift, previous_token
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Rank",
     "Rope",
     "ShortConv",
+    "Sinks",
     "Start",
     "TokenShift",
     "previous_token",

@@ -1,5 +1,7 @@
 """Kernels behind one door each: the equations, a reference loop over time, and the fast paths that are held to it."""
 
+from zoo.ops._attention_blocked import attention_to_first
+from zoo.ops._attention_call import watch_attention
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
 from zoo.ops.attention import attention
@@ -12,6 +14,7 @@ __all__ = [
     "BackendRefused",
     "Choice",
     "attention",
+    "attention_to_first",
     "backend",
     "check_cu_seqlens",
     "delta_rule",
@@ -19,4 +22,5 @@ __all__ = [
     "linear_attention",
     "short_conv",
     "trace",
+    "watch_attention",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from zoo.gates._gate import Decay, Gate, float32, full_like
+from zoo.nn.float32 import KeepFloat32, float32_parameter
 from zoo.registry import DECAY
 
 register = DECAY.register
@@ -19,7 +20,7 @@ FORGET = -1e4
 """A log-decay that forgets all: exp(-1e4) is 0, and unlike -inf it can be subtracted from itself."""
 
 
-class DecayGate(Gate):
+class DecayGate(KeepFloat32, Gate):
     """S_t <- exp(log_decay_t) S_{t-1}: the gate computes log_decay, the op applies it.
 
     `granularity` is `head` (one number a head), `channel` (one a key channel) or `full` (one an entry of the state); it
@@ -31,11 +32,6 @@ class DecayGate(Gate):
     kind = "decay"
     granularity: str
     gives_step: ClassVar[bool] = False
-    keep_float32 = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_load_state_dict_pre_hook(_widen)
 
     @abstractmethod
     def forward(self, x: Tensor) -> Decay:
@@ -55,21 +51,6 @@ class DecayGate(Gate):
 
     def values(self, given: Decay) -> Tensor:
         return given.log_decay.exp()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DecayGate:
-        """Every cast and move of a module goes through here: refuse the casts below float32 for the gate's own
-        numbers."""
-        if recurse:
-            for child in self.children():
-                child._apply(fn)
-
-        def keep(tensor: Tensor) -> Tensor:
-            changed = fn(tensor)
-            lower = changed.is_floating_point() and changed.dtype.itemsize < 4
-            return tensor.to(changed.device) if lower else changed
-
-        super()._apply(keep, recurse=False)
-        return self
 
 
 class FixedDecay(DecayGate):
@@ -93,14 +74,6 @@ class FixedDecay(DecayGate):
         return Decay(self.rates.to(torch.promote_types(x.dtype, torch.float32)).expand(*x.shape[:-1], -1))
 
 
-def _widen(gate: DecayGate, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """A checkpoint in lower precision does not lower the gate's own numbers, also where its tensors are taken over
-    (`assign=True`)."""
-    for name, _ in gate.named_parameters(recurse=False):
-        if (key := f"{prefix}{name}") in state_dict:
-            state_dict[key] = float32(state_dict[key])
-
-
 def dt_bias_(tensor: Tensor, low: float, high: float) -> Tensor:
     """Fills so that softplus(tensor) is log-uniform in (low, high), the time steps that Mamba starts from."""
     step = tensor.uniform_(math.log(low), math.log(high)).exp_().clamp_min_(1e-4)
@@ -111,12 +84,6 @@ def check_range(name: str, given: tuple[float, float]) -> None:
     """ValueError unless the option `name` is a range of positive numbers."""
     if not (len(given) == 2 and 0 < given[0] <= given[1] < math.inf):
         raise ValueError(f"{name}: expected 0 < low <= high, found {given}")
-
-
-def float32_parameter(*shape: int) -> torch.nn.Parameter:
-    """A parameter that is float32 (or better) even where the default dtype is lower."""
-    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
 
 
 __all__ = ["Decay", "DecayGate", "FixedDecay", "check_range", "dt_bias_", "float32", "float32_parameter", "register"]
