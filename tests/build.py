@@ -43,6 +43,11 @@ OTHER = {
     "window": [40],  # two layers still reach over the 67 tokens of the tests
     "q_lora_rank": [10],
     "width": [40],
+    "compress_block": [16],
+    "compress_stride": [8],
+    "compress_width": [5],
+    "select_block": [16],
+    "n_selected": [3],
     "conv_size": [2, None],
     "scale": [2.0],
     "multiple_of": [24],
@@ -54,7 +59,12 @@ OTHER = {
 }
 
 # Options that say something only beside others.
-BESIDE = {"gate_order": {"out_norm": "head"}}
+BESIDE = {
+    "gate_order": {"out_norm": "head"},
+    # of the 67 tokens of the tests the default blocks are two, and all are selected
+    "select_block": {"n_selected": 3},
+    "n_selected": {"select_block": 16},
+}
 
 
 @dataclass(frozen=True)
