@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -114,14 +114,13 @@ def _reference(
     o_cmp = torch.einsum("bhij,bjhv->bihv", p, v_cmp)
 
     shared = p.detach().unflatten(1, (kv_heads, -1)).sum(2)
-    block = torch.arange(-(-keys // blocks.select_block), device=q.device)
-    importance = shared.new_zeros(*shared.shape[:3], len(block))
+    n_blocks, n_entries = -(-keys // blocks.select_block), shared.shape[-1]
+    importance = shared.new_zeros(*shared.shape[:3], n_blocks)
     ratio, overlap = blocks.select_block // blocks.compress_stride, blocks.compress_block // blocks.compress_stride
-    for m in range(ratio):
-        for n in range(overlap):
-            entry = ratio * (block + 1) - 1 - m - n
-            there = (entry >= 0) & (entry < shared.shape[-1])
-            importance[..., there] += shared[..., entry[there]]
+    for j, m, n in product(range(n_blocks), range(ratio), range(overlap)):
+        if 0 <= (i := ratio * (j + 1) - 1 - m - n) < n_entries:
+            importance[..., j] += shared[..., i]
+    block = torch.arange(n_blocks, device=q.device)
     own = t[:, None] // blocks.select_block
     always = (block < FIRST) | (block > own - LOCAL)
     importance = importance.masked_fill(always, torch.inf).masked_fill(block > own, -torch.inf)
