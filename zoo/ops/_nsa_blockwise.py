@@ -8,7 +8,7 @@ pair would move far more than it computes. Instead the pairs of a stretch of que
 
 Backward, with lse = m + log(sum e), p = exp(s - lse) and D = <dO, o>,
 
-    dV = p^T dO      dS = p (dO V^T - D)      dq = scale dS k      dk = scale dS^T q
+    dV = p^T dO      dS = p (dO V^T - D)      dq = scale dS k      dk = dS^T (scale q)
 
 for both branches, from the scores computed again; what was selected is kept.
 """
@@ -26,7 +26,7 @@ from zoo.ops._nsa_blocks import FIRST, LOCAL, Blocks
 from zoo.ops._precision import full_precision, working_dtype
 
 SCORES = 2**22  # scores of selected tokens that are held at a time
-ROWS = 64  # rows of a tile's matrix product: R pairs of G heads
+ROWS = 128  # rows of a tile's matrix product: R pairs of G heads
 
 
 def attend(
@@ -72,18 +72,19 @@ def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 class _Compressed:
-    """The compressed branch of one stretch, for the queries that see something: N = B HK rows of T G queries."""
+    """The compressed branch of one stretch, for the queries that see something: N = B HK rows of T G queries. q comes
+    scaled."""
 
-    def __init__(self, at: _Stretch, q: Tensor, k_cmp: Tensor, v_cmp: Tensor, blocks: Blocks, scale: float):
+    def __init__(self, at: _Stretch, q: Tensor, k_cmp: Tensor, v_cmp: Tensor, blocks: Blocks):
         dtype = working_dtype(v_cmp)
         self.q = q[:, :, at.blind :].flatten(2, 3).flatten(0, 1)
         self.k, self.v = (x[:, : at.entries].to(dtype).transpose(1, 2).flatten(0, 1) for x in (k_cmp, v_cmp))
-        self.scale, self.group = scale, q.shape[3]
+        self.group = q.shape[3]
         last = torch.arange(at.entries, device=q.device) * blocks.compress_stride + blocks.compress_block - 1
         self.hidden = (last > at.positions(q.device)[at.blind :, None]).repeat_interleave(self.group, dim=0)
 
     def scores(self) -> Tensor:
-        return (self.q @ self.k.mT).mul_(self.scale).masked_fill_(self.hidden, -torch.inf)
+        return (self.q @ self.k.mT).masked_fill_(self.hidden, -torch.inf)
 
     def join(self, x: Tensor, like: Tensor) -> Tensor:
         """Rows [N, T G, E] -> [B,HK,T,G,E], zero for the queries that see nothing."""
@@ -112,10 +113,10 @@ def _select(p: Tensor, at: _Stretch, blocks: Blocks) -> Tensor:
 
 
 class _Tiles:
-    """The pairs of one stretch, sorted into tiles of R: X tiles, P = N T S pairs."""
+    """The pairs of one stretch, N T S of them, sorted into X tiles of R. q comes scaled."""
 
-    def __init__(self, at: _Stretch, chosen: Tensor, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float):
-        self.dtype, self.scale = working_dtype(v), scale
+    def __init__(self, at: _Stretch, chosen: Tensor, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks):
+        dtype = working_dtype(v)
         self.shape, self.group = chosen.shape, q.shape[3]
         rows, length, count = chosen.shape
         n_pairs, device = chosen.numel(), q.device
@@ -142,7 +143,7 @@ class _Tiles:
             blocks.select_block, device=device
         )
         where = (row // kv_heads)[:, None], token.clamp(max=k.shape[1] - 1), (row % kv_heads)[:, None]
-        self.k, self.v = k[where].to(self.dtype), v[where].to(self.dtype)
+        self.k, self.v = k[where].to(dtype), v[where].to(dtype)
         self.q = self.gather(q)
         # a place without a pair stands before all tokens, so that nothing comes of it
         position = torch.full_like(self.query_of_place, -1)
@@ -160,7 +161,7 @@ class _Tiles:
         return x.view(*self.shape, self.group, -1)
 
     def scores(self) -> Tensor:
-        scores = (self.q @ self.k.mT).mul_(self.scale).unflatten(1, (self.size, self.group))
+        scores = (self.q @ self.k.mT).unflatten(1, (self.size, self.group))
         return scores.masked_fill_(self.hidden, -torch.inf).flatten(1, 2)
 
     def attend(self) -> tuple[Tensor, Tensor]:
@@ -172,11 +173,11 @@ class _Tiles:
         return self.of_queries(e @ self.v).sum(2) / total, top + total.log()
 
     def backward(self, grad_o: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q [N,T,G,K], and of each tile's k and v."""
+        """Gradients of the scaled q [N,T,G,K], and of each tile's k and v."""
         p = self.scores().sub_(self.gather(lse)).exp_()
         grad = self.gather(grad_o)
         grad_v = p.mT @ grad
-        grad_s = (grad @ self.v.mT).sub_(self.gather((grad_o * o).sum(-1, keepdim=True))).mul_(p).mul_(self.scale)
+        grad_s = (grad @ self.v.mT).sub_(self.gather((grad_o * o).sum(-1, keepdim=True))).mul_(p)
         return self.of_queries(grad_s @ self.k).sum(2), grad_s.mT @ self.q, grad_v
 
 
@@ -192,14 +193,14 @@ class _Blockwise(torch.autograd.Function):
         lses = [v.new_zeros(batch, kv_heads, q.shape[1], group, 1, dtype=dtype) for _ in range(2)]
         ctx.stretches, ctx.blocks, ctx.scale, ctx.chosen = _stretches(q, k, blocks), blocks, scale, []
         for at in ctx.stretches:
-            rows = queries[:, :, at.start : at.end].to(dtype)
-            compressed = _Compressed(at, rows, k_cmp, v_cmp, blocks, scale)
+            rows = queries[:, :, at.start : at.end].to(dtype) * scale
+            compressed = _Compressed(at, rows, k_cmp, v_cmp, blocks)
             scores = compressed.scores()
             lse = scores.logsumexp(-1, keepdim=True)
             p = scores.sub_(lse).exp_()
             chosen = _select(p.unflatten(1, (-1, group)).sum(2), at, blocks)
             results = [(compressed.join(p @ compressed.v, rows), compressed.join(lse, rows))]
-            selected = _Tiles(at, chosen, rows, k, v, blocks, scale).attend()
+            selected = _Tiles(at, chosen, rows, k, v, blocks).attend()
             results.append(tuple(x.unflatten(0, (batch, kv_heads)) for x in selected))
             for (o, lse), whole, whole_lse in zip(results, outputs, lses, strict=True):
                 whole[:, :, at.start : at.end] = o
@@ -226,17 +227,17 @@ def _backward(ctx, grad_cmp, grad_slc):
     grad_k, grad_v = (x.new_zeros(n_rows, n_blocks, size, x.shape[3], dtype=dtype) for x in (k, v))
     for at, chosen in zip(ctx.stretches, ctx.chosen, strict=True):
         here = slice(at.start, at.end)
-        rows, seeing = queries[:, :, here].to(dtype), slice(at.start + at.blind, at.end)
+        rows, seeing = queries[:, :, here].to(dtype) * scale, slice(at.start + at.blind, at.end)
 
-        compressed = _Compressed(at, rows, k_cmp, v_cmp, blocks, scale)
+        compressed = _Compressed(at, rows, k_cmp, v_cmp, blocks)
         grad, o, lse = (x[:, :, seeing].to(dtype).flatten(2, 3).flatten(0, 1) for x in (grad_cmp, o_cmp, lse_cmp))
         p = compressed.scores().sub_(lse).exp_()
-        grad_s = (grad @ compressed.v.mT).sub_((grad * o).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+        grad_s = (grad @ compressed.v.mT).sub_((grad * o).sum(-1, keepdim=True)).mul_(p)
         grad_v_cmp[:, : at.entries] += p.mT @ grad
         grad_k_cmp[:, : at.entries] += grad_s.mT @ compressed.q
         grad_q[:, :, here] += compressed.join(grad_s @ compressed.k, rows)
 
-        tiles = _Tiles(at, chosen, rows, k, v, blocks, scale)
+        tiles = _Tiles(at, chosen, rows, k, v, blocks)
         grad, o, lse = (x[:, :, here].to(dtype).flatten(0, 1) for x in (grad_slc, o_slc, lse_slc))
         of_q, *of_tiles = tiles.backward(grad, o, lse)
         grad_q[:, :, here] += of_q.unflatten(0, grad_q.shape[:2])
@@ -248,4 +249,4 @@ def _backward(ctx, grad_cmp, grad_slc):
     for grad, x in ((grad_k_cmp, k_cmp), (grad_v_cmp, v_cmp), (grad_k.flatten(1, 2), k), (grad_v.flatten(1, 2), v)):
         grad = grad[:, : x.shape[1]].unflatten(0, (x.shape[0], kv_heads)).transpose(1, 2)
         grads.append(grad.to(x.dtype))
-    return grad_q.transpose(1, 2).flatten(2, 3).to(q.dtype), *grads, None, None
+    return grad_q.mul_(scale).transpose(1, 2).flatten(2, 3).to(q.dtype), *grads, None, None
