@@ -12,9 +12,10 @@ from zoo.shapes import Slot
 class MLPBranch(BranchGate):
     """weights = σ(W_2 silu(W_1 x)), one a branch and head, each in (0, 1) whatever the others say: [B,T,H,n].
 
-    `width` is that of the layer between, by default H·n. The paper names neither it nor the activation.
+    `width` is that of the layer between, by default H·n. The paper says an MLP and a sigmoid, but neither the width nor
+    the activation inside.
 
-    NSA (arXiv:2502.11089), §3.2: "a gate score, derived from input features via an MLP and sigmoid".
+    NSA (arXiv:2502.11089), eq. 5.
     """
 
     def __init__(self, slot: Slot, *, width: Size | None = None):
