@@ -1,7 +1,8 @@
 """What the layers keep between calls.
 
 Two kinds of memory, both by name: a *state* is replaced whole by each call (a recurrent state, the last inputs of a
-convolution); a *history* grows by one entry a token (keys and values, MLA's latents). Rows of the batch are documents.
+convolution, the newest tokens of a window); a *history* grows by one entry a token (keys and values, MLA's latents) or
+a block of tokens (compressed keys). Rows of the batch are documents.
 """
 
 from __future__ import annotations
@@ -38,32 +39,66 @@ class LayerCache:
         kept[layout.rows] = state
         self.states[name] = kept
 
-    def extend(self, name: str, new: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    def newest(self, name: str, new: Tensor, layout: Layout, size: int) -> tuple[Tensor, int | list[int]]:
+        """The `size` newest tokens c of each document that are kept under `name`, with `new` [B,T,...] (packed:
+        [1,T,...]) behind them: dense [B,c+T,...] and c, or packed [1,Σ(c+T),...] and each document's c. Of these, the
+        newest stay: the state is [B,s,...], the newest last, s the tokens of the longest document or `size`."""
+        kept = self.states.get(name)
+        if layout.bounds is None:
+            assert isinstance(layout.past, int)
+            carried = min(layout.past, size)
+            if carried:
+                assert kept is not None
+                new = torch.cat((kept[:, kept.shape[1] - carried :], new), dim=1)
+            self.states[name] = new[:, max(0, new.shape[1] - size) :].clone()
+            return new, carried
+        assert isinstance(layout.past, list)
+        rows = list(range(self.batch_size)) if layout.rows is None else layout.rows
+        counts = [min(past, size) for past in layout.past]
+        documents = list(new[0].split(layout.lengths or [], dim=0))
+        if kept is None:
+            kept = new.new_zeros(self.batch_size, 0, *new.shape[2:])
+        documents = [
+            torch.cat((kept[row, kept.shape[1] - count :], document))
+            for row, count, document in zip(rows, counts, documents, strict=True)
+        ]
+        width = max(kept.shape[1], *(min(size, len(document)) for document in documents))
+        grown = new.new_zeros(self.batch_size, width, *new.shape[2:])
+        grown[:, width - kept.shape[1] :] = kept
+        for row, document in zip(rows, documents, strict=True):
+            count = min(size, len(document))
+            grown[row, width - count :] = document[len(document) - count :]
+        self.states[name] = grown
+        return torch.cat(documents)[None], counts
+
+    def extend(
+        self, name: str, new: Tensor, layout: Layout, max_length: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Appends `new` [B,T,...] (packed: [1,T,...]) to the history `name`, and returns it whole with its cu_seqlens:
-        dense [B,past+T,...] and None, or packed [1,ΣT,...] and [N+1]."""
+        dense [B,past+T,...] and None, or packed [1,ΣT,...] and [N+1]. A history that is not one of tokens has a layout
+        and a `max_length` of its own; where both are None it grows."""
         if layout.bounds is None:
             assert isinstance(layout.past, int)
             end = layout.past + new.shape[1]
-            history = self._room(name, new, end)
+            history = self._room(name, new, end, max_length)
             history[:, layout.past : end] = new
             return history[:, :end], None
         assert isinstance(layout.past, list)
         rows = range(self.batch_size) if layout.rows is None else layout.rows
         ends = [past + count for past, count in zip(layout.past, layout.lengths or (), strict=True)]
-        history = self._room(name, new, max(ends))
+        history = self._room(name, new, max(ends), max_length)
         for row, past, end, start in zip(rows, layout.past, ends, layout.bounds[:-1], strict=True):
             history[row, past:end] = new[0, start : start + end - past]
         whole = torch.cat([history[row, :end] for row, end in zip(rows, ends, strict=True)])
         return whole[None], torch.tensor([0, *ends]).cumsum(0)
 
-    def _room(self, name: str, new: Tensor, length: int) -> Tensor:
-        """The buffer [B,capacity,...] of a history, with room for `length` tokens."""
+    def _room(self, name: str, new: Tensor, length: int, max_length: int | None) -> Tensor:
+        """The buffer [B,capacity,...] of a history, with room for `length` entries."""
         history = self.histories.get(name)
-        capacity = 0 if history is None else history.shape[1]
-        if length <= capacity:
-            assert history is not None
+        if history is not None and length <= history.shape[1]:
             return history
-        capacity = max(length, 2 * capacity, 16) if self.max_length is None else self.max_length
+        limit = self.max_length if max_length is None else max_length
+        capacity = max(length, 2 * (0 if history is None else history.shape[1]), 16) if limit is None else limit
         grown = new.new_zeros(self.batch_size, capacity, *new.shape[2:])
         if history is not None:
             grown[:, : history.shape[1]] = history

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zoo.ops
-from zoo.ops import BackendRefused, attention, delta_rule, dplr, linear_attention, short_conv, trace
+from zoo.ops import BackendRefused, Blocks, attention, delta_rule, dplr, linear_attention, nsa, short_conv, trace
 from zoo.ops import _dispatch as dispatch
 from zoo.ops._dispatch import Backend, Choice, Op, device_kind, on_device
 from zoo.registry import RecipeError
@@ -124,6 +124,7 @@ def calls():
     yield "delta_rule", lambda **how: delta_rule(x, x, x, -beta, beta, **how)
     yield "linear_attention", lambda **how: linear_attention(x, x, x, -beta, **how)
     yield "dplr", lambda **how: dplr(x, x, x, -beta, -x, x, **how)
+    yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
 
 
 @pytest.mark.parametrize(("name", "call"), list(calls()), ids=lambda x: x if isinstance(x, str) else "")

@@ -4,14 +4,17 @@ from zoo.ops._attention_blocked import attention_to_first
 from zoo.ops._attention_call import watch_attention
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
+from zoo.ops._nsa_blocks import Blocks
 from zoo.ops.attention import attention
 from zoo.ops.delta_rule import delta_rule
 from zoo.ops.dplr import dplr
 from zoo.ops.linear_attention import linear_attention
+from zoo.ops.nsa import nsa
 from zoo.ops.short_conv import short_conv
 
 __all__ = [
     "BackendRefused",
+    "Blocks",
     "Choice",
     "attention",
     "attention_to_first",
@@ -20,6 +23,7 @@ __all__ = [
     "delta_rule",
     "dplr",
     "linear_attention",
+    "nsa",
     "short_conv",
     "trace",
     "watch_attention",
