@@ -33,6 +33,13 @@ SIZES = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
+    "q_lora_rank": 14,
+    "o_groups": 1,
+    "o_lora_rank": 20,
+    "compress_ratio": 5,
+    "index_n_heads": 9,  # with few heads scores tie at 0
+    "index_head_dim": 10,
+    "index_topk": 4,
 }
 
 # Other values of options whose type alone does not tell a sensible one.
@@ -267,6 +274,6 @@ def draw(*shape: int) -> Tensor:
 
 
 def gradients(lm: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    """The gradient of every parameter by name."""
-    names, parameters = zip(*lm.named_parameters(), strict=True)
+    """The gradient of every parameter that is not frozen, by name."""
+    names, parameters = zip(*((name, own) for name, own in lm.named_parameters() if own.requires_grad), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))

@@ -1,14 +1,17 @@
 """What the layers keep between calls.
 
 Two kinds of memory, both by name: a *state* is replaced whole by each call (a recurrent state, the last inputs of a
-convolution); a *history* grows by one entry a token (keys and values, MLA's latents). Rows of the batch are documents.
+convolution, a window of the newest keys); a *history* grows by one entry a token (keys and values, MLA's latents), or
+by one for every so many (compressed keys). Rows of the batch are documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.sequence import Layout
@@ -38,32 +41,59 @@ class LayerCache:
         kept[layout.rows] = state
         self.states[name] = kept
 
-    def extend(self, name: str, new: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
-        """Appends `new` [B,T,...] (packed: [1,T,...]) to the history `name`, and returns it whole with its cu_seqlens:
-        dense [B,past+T,...] and None, or packed [1,ΣT,...] and [N+1]."""
+    def newest(self, name: str, new: Tensor, keep: int, layout: Layout) -> Tensor:
+        """`new` [B,T,...] (packed: [1,T,...]) behind the `keep` newest entries before it, fewer at the start of a
+        document, and keeps the newest `keep` in the state `name` [N,keep,...].
+
+        Dense [B,min(past,keep)+T,...], or packed [1,Σ(min(past,keep)+T),...]."""
+        kept = self.read(name, layout)
+        kept = (
+            new.new_zeros(len(new) if layout.lengths is None else len(layout.lengths), keep, *new.shape[2:])
+            if kept is None
+            else kept
+        )
         if layout.bounds is None:
             assert isinstance(layout.past, int)
-            end = layout.past + new.shape[1]
-            history = self._room(name, new, end)
-            history[:, layout.past : end] = new
+            wholes = [torch.cat((kept[:, keep - min(layout.past, keep) :], new), dim=1)]
+        else:
+            assert isinstance(layout.past, list)
+            wholes = [
+                torch.cat((kept[n : n + 1, keep - min(past, keep) :], own), dim=1)
+                for n, (past, own) in enumerate(zip(layout.past, new.split(layout.lengths or [], dim=1), strict=True))
+            ]
+        tails = [whole[:, max(0, whole.shape[1] - keep) :] for whole in wholes]
+        missing = (0,) * (2 * (new.ndim - 2))
+        self.write(name, torch.cat([F.pad(tail, (*missing, keep - tail.shape[1], 0)) for tail in tails]), layout)
+        return wholes[0] if layout.bounds is None else torch.cat(wholes, dim=1)
+
+    def extend(self, name: str, new: Tensor, layout: Layout, stride: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Appends `new` [B,T,...] (packed: [1,T,...]) to the history `name`, and returns it whole with its cu_seqlens:
+        dense [B,past+T,...] and None, or packed [1,ΣT,...] and [N+1]. With a `stride` m there is one entry for every m
+        tokens of a document, and `new` are those that this call makes full."""
+        if layout.bounds is None:
+            assert isinstance(layout.past, int)
+            end = layout.past // stride + new.shape[1]
+            history = self._room(name, new, end, stride)
+            history[:, layout.past // stride : end] = new
             return history[:, :end], None
         assert isinstance(layout.past, list)
         rows = range(self.batch_size) if layout.rows is None else layout.rows
-        ends = [past + count for past, count in zip(layout.past, layout.lengths or (), strict=True)]
-        history = self._room(name, new, max(ends))
-        for row, past, end, start in zip(rows, layout.past, ends, layout.bounds[:-1], strict=True):
+        pasts = [past // stride for past in layout.past]
+        ends = [(past + count) // stride for past, count in zip(layout.past, layout.lengths or (), strict=True)]
+        history = self._room(name, new, max(ends), stride)
+        starts = accumulate((end - past for past, end in zip(pasts, ends, strict=True)), initial=0)
+        for row, past, end, start in zip(rows, pasts, ends, starts, strict=False):
             history[row, past:end] = new[0, start : start + end - past]
         whole = torch.cat([history[row, :end] for row, end in zip(rows, ends, strict=True)])
         return whole[None], torch.tensor([0, *ends]).cumsum(0)
 
-    def _room(self, name: str, new: Tensor, length: int) -> Tensor:
-        """The buffer [B,capacity,...] of a history, with room for `length` tokens."""
+    def _room(self, name: str, new: Tensor, length: int, stride: int) -> Tensor:
+        """The buffer [B,capacity,...] of a history, with room for `length` entries."""
         history = self.histories.get(name)
         capacity = 0 if history is None else history.shape[1]
-        if length <= capacity:
-            assert history is not None
+        if history is not None and length <= capacity:
             return history
-        capacity = max(length, 2 * capacity, 16) if self.max_length is None else self.max_length
+        capacity = max(length, 2 * capacity, 16) if self.max_length is None else self.max_length // stride
         grown = new.new_zeros(self.batch_size, capacity, *new.shape[2:])
         if history is not None:
             grown[:, : history.shape[1]] = history

@@ -116,7 +116,7 @@ def test_a_decay_of_zero_forgets_all(mixer: str) -> None:
         assert_close(lm(other)[:, beyond], lm(tokens)[:, beyond], FORWARD[torch.float64])
 
 
-@pytest.mark.parametrize("mixer", [mixer for mixer, slot in SLOTS if slot == "query"])
+@pytest.mark.parametrize("mixer", [mixer for mixer, slot in SLOTS if slot == "key"])
 @torch.no_grad()
 def test_query_or_key_at_zero_look_at_all_alike(mixer: str) -> None:
     tokens = draw(2, 19)

@@ -24,6 +24,9 @@ def test_every_parameter_learns(name: str) -> None:
     lm, tokens = stack(name), draw(2, 67)
     tokens[0, :VOCAB] = torch.arange(VOCAB)
     loss, _ = lm.loss(tokens)
+    for layer in lm.layers:
+        frozen = [parameter for parameter, own in layer.named_parameters() if not own.requires_grad]
+        assert not frozen or "every_parameter_learns" in layer.mixer.exempt, f"frozen without a reason: {frozen}"
     for parameter, grad in gradients(lm, loss).items():
         dead = (grad == 0).flatten(1).all(1) if grad.ndim > 1 else grad == 0
         assert not dead.any(), f"{parameter}: no gradient in {dead.nonzero().flatten().tolist()}"
@@ -44,8 +47,8 @@ def test_the_gradient_is_the_slope(name: str) -> None:
     ends = []
     with torch.no_grad():
         for size in (3e-7, -6e-7):
-            for parameter, value_ in lm.named_parameters():
-                value_ += size * direction[parameter]
+            for parameter, step in direction.items():
+                lm.get_parameter(parameter).add_(step, alpha=size)
             ends.append(value())
     assert ((ends[0] - ends[1]) / 6e-7).item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-5)
 

@@ -1,13 +1,15 @@
 """Small layers that mixers, gates and FFNs are made of."""
 
+from zoo.nn.grouped_linear import GroupedLinear
 from zoo.nn.linear import LowRank, Rank, projection
 from zoo.nn.norm import LayerNorm, RMSNorm
-from zoo.nn.rope import Rope, rotate
+from zoo.nn.rope import Rope, Yarn, rotate
 from zoo.nn.short_conv import ShortConv
 from zoo.nn.token_shift import DynamicTokenShift, Start, TokenShift, previous_token
 
 __all__ = [
     "DynamicTokenShift",
+    "GroupedLinear",
     "LayerNorm",
     "LowRank",
     "RMSNorm",
@@ -16,6 +18,7 @@ __all__ = [
     "ShortConv",
     "Start",
     "TokenShift",
+    "Yarn",
     "previous_token",
     "projection",
     "rotate",
