@@ -1,4 +1,4 @@
-"""What transformers' attention layers of DeepSeek-V4 say, each alone. A program, like oracle.py, whose reasons hold here.
+"""What transformers' attention layers of DeepSeek-V4 say, each alone. A program, for the reasons of oracle.py.
 
 `python deepseek_v4.py FILE` writes {x, w, layers: [{kind, state, y, gradients, noise, decoded}]} as a torch file.
 """
@@ -63,11 +63,11 @@ def answer(yarn: dict[str, Any] | None) -> dict[str, Any]:
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
     x, w = torch.randn(2, BATCH, LENGTH, CONFIG["hidden_size"]).unbind(0)
-    layers = [layer_answer(model, kind, layer.self_attn, x, w) for kind, layer in zip(KINDS, model.model.layers)]
+    layers = [layer_answer(model, layer.self_attn, x, w) for layer in model.model.layers]
     return {"x": x, "w": w, "layers": layers}
 
 
-def layer_answer(model: Any, kind: str, mixer: Any, x: Any, w: Any) -> dict[str, Any]:
+def layer_answer(model: Any, mixer: Any, x: Any, w: Any) -> dict[str, Any]:
     import torch
 
     def run(x: Any) -> tuple[Any, dict[str, Any]]:
@@ -75,14 +75,15 @@ def layer_answer(model: Any, kind: str, mixer: Any, x: Any, w: Any) -> dict[str,
         parameters = {"x": inputs, **dict(mixer.named_parameters())}
         y = forward(model, mixer, inputs)
         gradients = torch.autograd.grad((y * w).sum(), list(parameters.values()), allow_unused=True)
-        return y.detach(), {key: gradient for key, gradient in zip(parameters, gradients) if gradient is not None}
+        # the indexer has none
+        return y.detach(), {key: grad for key, grad in zip(parameters, gradients, strict=True) if grad is not None}
 
     y, gradients = run(x)
     shaken, shaken_gradients = run(x * (1 + 1e-7 * torch.randn_like(x)))
     other = x.clone()
     other[:, 0] += 1
     return {
-        "kind": kind,
+        "kind": mixer.layer_type,
         "state": {key: parameter.detach().clone() for key, parameter in mixer.named_parameters()},
         "y": y,
         "gradients": gradients,
@@ -107,9 +108,9 @@ def forward(model: Any, mixer: Any, x: Any, start: int = 0, cache: Any = None) -
     distance = positions[0][:, None] - keys
     mask = torch.zeros(distance.shape).masked_fill((distance < 0) | (distance >= window), -torch.inf)
     mask = mask.expand(len(x), 1, -1, -1)
-    return mixer(
-        hidden_states=x, position_embeddings=angles, position_ids=positions, attention_mask=mask, cache=cache
-    )[0]
+    return mixer(hidden_states=x, position_embeddings=angles, position_ids=positions, attention_mask=mask, cache=cache)[
+        0
+    ]
 
 
 def decode(model: Any, mixer: Any, x: Any) -> Any:

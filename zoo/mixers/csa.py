@@ -19,14 +19,14 @@ from zoo.shapes import LayerContext, NormConfig
 
 @register("csa")
 class CSA(SharedKVMixer):
-    """Compressed sparse attention: many heads look at one head that is key and value in one, at the `window` newest
-    tokens and at `index_topk` entries, one for every `compress_ratio` tokens (4 in the paper), all in one softmax with
-    a learnt sink.
+    """Compressed sparse attention: as `shared_kv`, and in the same softmax over those `index_topk` of the entries C_i =
+    norm(Σ_j softmax_j(z_j + b_j) ⊙ c'_j), one for every `compress_ratio` tokens (4 in the paper), whose index score
+    I_t,i = Σ_h w_t,h ReLU(q_t,h·k_i) is largest; c', z, w = W x.
 
-    Entry i = norm(Σ_j softmax_j(z_j + b_j) ⊙ c_j) over 2m tokens, the blocks i - 1 and i, each in a series of its own.
-    The lightning indexer chooses: I_t,i = Σ_h w_t,h ReLU(q_t,h·k_i), w = W_w x, q from the queries' latent, k entries
-    of its own; of those that are full, the largest scores, the earliest among equals. Entries and index keys are
-    rotated by the position of their block's first token.
+    Entry i runs over 2m tokens, the blocks i - 1 and i, each in a series of its own, and is seen by t where
+    i < (t + 1) // m. Index queries come from the queries' latent, index keys k are entries of the indexer's own; among
+    equal scores the earliest entry is taken. Entries and index keys are rotated by the position of the first token of
+    block i.
 
     The choice has no gradient, and the indexer is trained by a loss of its own (DeepSeek-V3.2, arXiv:2512.02556, §2.1:
     the divergence of its softmax from what the heads attend to), which is not here: its parameters stay as they start,

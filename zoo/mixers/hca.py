@@ -16,11 +16,11 @@ from zoo.shapes import LayerContext, NormConfig
 
 @register("hca")
 class HCA(SharedKVMixer):
-    """Heavily compressed attention: many heads look at one head that is key and value in one, at the `window` newest
-    tokens and at one entry for every `compress_ratio` tokens (128 in the paper), all in one softmax with a learnt sink.
+    """Heavily compressed attention: as `shared_kv`, and in the same softmax over one entry C_i = norm(Σ_j softmax_j(z_j
+    + b_j) ⊙ c'_j) for every `compress_ratio` tokens (128 in the paper); c', z = W x.
 
-    Entry i = norm(Σ_j softmax_j(z_j + b_j) ⊙ c_j) over the tokens of block i, rotated by the position of the first, is
-    seen from the block's last token on. A token may see others twice, in its window and in an entry.
+    Entry i, rotated by the position of its block's first token, is seen from the block's last token on: by t where
+    i < (t + 1) // compress_ratio. A token may be seen twice, in the window and in an entry.
 
     The cache holds the window, the entries, and the tokens of the block that is not yet full.
 

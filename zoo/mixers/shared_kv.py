@@ -15,11 +15,12 @@ from zoo.shapes import LayerContext, NormConfig
 
 @register("shared_kv")
 class SharedKV(SharedKVMixer):
-    """Sliding-window attention of many heads to one head that is key and value in one: o_h = Σ_s p_h,s c_s over the
-    `window` newest s <= t, p = softmax with a learnt sink in its sum; o is rotated back by its own position.
+    """o_t,h = Σ_s p_t,h,s c_s over the `window` newest s <= t: one c, normed and rotated, is key and value of all
+    heads, p is softmax(q·c / sqrt(E)) with a learnt sink a head in its sum; o is rotated back, and W_o is of low rank
+    in `o_groups` groups of heads.
 
-    Beyond the window nothing is kept: (window - 1) · head_dim numbers a document. In DeepSeek-V4-Flash the first two
-    layers; its layers with a memory are `csa` and `hca`.
+    Beyond the window nothing is kept: (window - 1) · head_dim numbers a document. In DeepSeek-V4-Flash these are the
+    first two layers; its layers with a longer memory are `csa` and `hca`.
 
     DeepSeek-V4, §2.3: the sliding-window layers.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -18,6 +19,5 @@ class GroupedLinear(nn.Linear):
         self.n_groups = n_groups
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.unflatten(-1, (self.n_groups, 1, -1))
-        y = x @ self.weight.unflatten(0, (self.n_groups, -1)).mT
-        return y.flatten(-3)
+        maps = self.weight.unflatten(0, (self.n_groups, -1))
+        return torch.einsum("...gi,goi->...go", x.unflatten(-1, (self.n_groups, -1)), maps).flatten(-2)

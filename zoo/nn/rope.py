@@ -16,9 +16,9 @@ from zoo.decode import AtLeast, Size
 class Yarn:
     """Slow pairs turn `factor` times slower, so that `factor` times the context looks no longer than the trained one.
 
-    A pair that makes `beta_fast` turns or more within `original_max_position_embeddings` tokens stays as it is, one that
-    makes `beta_slow` or fewer is slowed, in between by a ramp over the pairs' indices. cos and sin are multiplied by
-    `attention_factor`: the paper's is 0.1 ln(factor) + 1 (GPT-OSS), DeepSeek-V4's 1. Peng et al. 2023
+    A pair that makes `beta_fast` turns or more within `original_max_position_embeddings` tokens stays as it is, one
+    that makes `beta_slow` or fewer is slowed, in between by a ramp over the pairs' indices. cos and sin are multiplied
+    by `attention_factor`: the paper's is 0.1 ln(factor) + 1 (GPT-OSS), DeepSeek-V4's 1. Peng et al. 2023
     (arXiv:2309.00071); the defaults are DeepSeek-V4's.
     """
 
