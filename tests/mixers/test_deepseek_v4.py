@@ -173,7 +173,7 @@ def test_only_chosen_entries_are_seen() -> None:
         mix(part, torch.randn(1, 70, 24, dtype=torch.float64))
     assert [choice.op for choice in choices] == ["lightning_indexer", "compressed_attention"]
     x = torch.randn(1, 70, 24, dtype=torch.float64)
-    selected = part.far(x, part.q_a_norm(part.q_a_proj(x)), dense(1, 70, x.device), None)["selected"]
+    selected = part.far(x, part.q_a_norm(part.q_a_proj(x)), dense(1, 70, x.device), None).selected
     assert selected.shape == (1, 70, 2)
     assert len({tuple(row) for row in selected[0, 40:].tolist()}) > 3
 

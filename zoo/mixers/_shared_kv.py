@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,14 @@ from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads
 from zoo.nn import GroupedLinear, RMSNorm, Rope, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
+
+
+class Far(NamedTuple):
+    """What tokens see beside their window, as the op wants it: entries [B,M,E], those selected, tokens per entry."""
+
+    entries: Tensor | None = None
+    selected: Tensor | None = None
+    stride: int | None = None
 
 
 class SharedKVMixer(Mixer):
@@ -83,9 +91,8 @@ class SharedKVMixer(Mixer):
         nn.init.zeros_(self.sinks)
 
     @abstractmethod
-    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> dict[str, Tensor | int]:
-        """What the tokens x, whose queries come from the `latent`, see beside their window: the arguments `entries`,
-        `selected` and `stride` of the op."""
+    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> Far:
+        """What the tokens x, whose queries come from the `latent`, see beside their window."""
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         latent = self.q_a_norm(self.q_a_proj(x))
@@ -96,11 +103,14 @@ class SharedKVMixer(Mixer):
         kv = self.turn(self.kv_norm(self.kv_proj(x)).unsqueeze(-2), angles).squeeze(-2)
         if cache is not None:
             kv = cache.newest("kv", kv, self.window - 1, layout)
+        far = self.far(x, latent, layout, cache)
         o = ops.compressed_attention(
             q,
             kv,
-            **self.far(x, latent, layout, cache),
+            far.entries,
+            far.selected,
             window=self.window,
+            stride=far.stride,
             sink=self.sinks,
             past=layout.past,
             cu_seqlens=layout.cu_seqlens,

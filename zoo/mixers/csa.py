@@ -11,7 +11,7 @@ from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._compressor import Compressor
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.mixers._shared_kv import SharedKVMixer, check_rotated, mean_entries
+from zoo.mixers._shared_kv import Far, SharedKVMixer, check_rotated, mean_entries
 from zoo.nn import Rope
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
@@ -83,7 +83,7 @@ class CSA(SharedKVMixer):
             context.d_model, q_lora_rank, compress_ratio, index_n_heads, index_head_dim, index_topk, self.norm
         )
 
-    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> dict[str, Tensor | int]:
+    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> Far:
         entries = self.compressed(self.compressor, x, layout, cache, "entries")
         with torch.no_grad():
             q, weights = self.indexer(x, latent)
@@ -96,7 +96,7 @@ class CSA(SharedKVMixer):
                 past=layout.past,
                 cu_seqlens=layout.cu_seqlens,
             )
-        return {"entries": entries, "selected": selected, "stride": self.compressor.ratio}
+        return Far(entries, selected, self.compressor.ratio)
 
     def state_size(self, length: int) -> int:
         compressors = (self.compressor, self.indexer.compressor)

@@ -8,7 +8,7 @@ from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._compressor import Compressor
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.mixers._shared_kv import SharedKVMixer, mean_entries
+from zoo.mixers._shared_kv import Far, SharedKVMixer, mean_entries
 from zoo.nn import Rope
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
@@ -62,9 +62,8 @@ class HCA(SharedKVMixer):
         )
         self.compressor = Compressor(context.d_model, head_dim, compress_ratio, self.norm, overlap=False)
 
-    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> dict[str, Tensor | int]:
-        entries = self.compressed(self.compressor, x, layout, cache, "entries")
-        return {"entries": entries, "stride": self.compressor.ratio}
+    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> Far:
+        return Far(self.compressed(self.compressor, x, layout, cache, "entries"), stride=self.compressor.ratio)
 
     def state_size(self, length: int) -> int:
         return super().state_size(length) + self.compressor.state_size(length)

@@ -7,7 +7,7 @@ from torch import Tensor
 from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.mixers._shared_kv import SharedKVMixer
+from zoo.mixers._shared_kv import Far, SharedKVMixer
 from zoo.nn import Rope
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
@@ -58,5 +58,5 @@ class SharedKV(SharedKVMixer):
             gate_order=gate_order,
         )
 
-    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> dict[str, Tensor | int]:
-        return {}
+    def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> Far:
+        return Far()
