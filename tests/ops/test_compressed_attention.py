@@ -173,12 +173,18 @@ def test_low_precision_is_computed_in_float32() -> None:
 
 @pytest.mark.parametrize("selects", [False, True], ids=["all", "selected"])
 def test_a_long_input_is_never_held_squared(selects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest tensor of forward and backward: within the budget, and far below T·T."""
+    """The largest tensor of forward and backward: within the budget, and far below T·T. So is all that waits for the
+    backward, beside inputs and output."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     length, window, stride = 2048, 32, 4
     monkeypatch.setattr(_entries, "BUDGET", 2**18)
-    largest = 0
+    largest = waiting = 0
+
+    def wait(x: Tensor) -> Tensor:
+        nonlocal waiting
+        waiting += x.numel() * (x.untyped_storage().data_ptr() not in own)
+        return x
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -190,15 +196,19 @@ def test_a_long_input_is_never_held_squared(selects: bool, monkeypatch: pytest.M
             return out
 
     given = inputs(length, window=window, stride=stride, batch=1, heads=4, width=8)
-    selected = None
+    own, selected = {x.untyped_storage().data_ptr() for x in given.values()}, None
     with Watch():
         if selects:
             index = torch.randn(1, length, 9, 8)
             selected = lightning_indexer(
                 index, index[..., 0], torch.randn(1, length // stride, 8), top_k=16, stride=stride
             )
-        compressed_attention(**given, selected=selected, window=window, stride=stride).square().sum().backward()
+            own.add(selected.untyped_storage().data_ptr())
+        with torch.autograd.graph.saved_tensors_hooks(wait, lambda x: x):
+            o = compressed_attention(**given, selected=selected, window=window, stride=stride)
+        o.square().sum().backward()
     assert largest <= 2**18 < length**2 / 8
+    assert waiting <= o.numel()
 
 
 @pytest.mark.parametrize(

@@ -130,17 +130,11 @@ def _document(q: Tensor, kv: Tensor, entries: Tensor, selected: Tensor | None, p
     for start in range(0, length, rows):
         end = min(start + rows, length)
         first = max(0, start + carried - options.window + 1)
-        gap = start + carried - first
-        near = torch.ones(end - start, end + carried - first, dtype=torch.bool, device=q.device)
-        near = near.tril(gap).triu(gap - options.window + 1)
-        some, chosen, seen = entries, None, None
-        if selected is not None:
-            chosen = selected[:, start:end]
-        elif options.stride is not None:
+        some = entries
+        if selected is None and options.stride is not None:
             some = entries[:, : (past + end) // options.stride]
-            t = torch.arange(past + start, past + end, device=q.device)[:, None]
-            seen = torch.arange(some.shape[1], device=q.device) < (t + 1) // options.stride
-        block = (q[:, start:end], kv[:, first : end + carried], some, chosen, near, seen, options.sink, options.scale)
+        chosen = None if selected is None else selected[:, start:end]
+        block = (q[:, start:end], kv[:, first : end + carried], some, chosen, past + start, options)
         if rows < length and torch.is_grad_enabled():
             # scores are computed again in the backward, which would otherwise keep those of all blocks
             outputs.append(checkpoint(_attend, *block, use_reentrant=False, preserve_rng_state=False))
@@ -149,29 +143,25 @@ def _document(q: Tensor, kv: Tensor, entries: Tensor, selected: Tensor | None, p
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-def _attend(
-    q: Tensor,
-    kv: Tensor,
-    entries: Tensor,
-    selected: Tensor | None,
-    near: Tensor,
-    seen: Tensor | None,
-    sink: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """q [B,C,H,K] to kv [B,S,K], where near [C,S], and to entries [B,M,K]: where seen [C,M], or those selected."""
-    dtype, heads = working_dtype(kv), q.shape[1:3]
-    q, c = q.to(dtype) * scale, kv.to(dtype)
+def _attend(q: Tensor, kv: Tensor, entries: Tensor, selected: Tensor | None, first: int, options: Options) -> Tensor:
+    """Queries [B,C,H,K] of the tokens from `first` on, to the keys kv [B,S,K] up to the last of them, and to entries
+    [B,M,K]: those that are full, or those selected."""
+    dtype, heads, gap = working_dtype(kv), q.shape[1:3], kv.shape[1] - q.shape[1]
+    q, c = q.to(dtype) * options.scale, kv.to(dtype)
+    near = torch.ones(q.shape[1], kv.shape[1], dtype=torch.bool, device=q.device)
+    near = near.tril(gap).triu(gap - options.window + 1)
     scores = [(q.flatten(1, 2) @ c.mT).unflatten(1, heads).masked_fill(~near[:, None], -torch.inf)]
     if selected is not None:
         e = _chosen(entries.to(dtype), selected)
         scores.append((q @ e.mT).masked_fill((selected < 0).unsqueeze(-2), -torch.inf))
     else:
         e = entries.to(dtype)
+        t = torch.arange(first, first + q.shape[1], device=q.device)[:, None]
+        seen = torch.arange(e.shape[1], device=q.device) < (t + 1) // (options.stride or 1)
         score = (q.flatten(1, 2) @ e.mT).unflatten(1, heads)
-        scores.append(score if seen is None else score.masked_fill(~seen[:, None], -torch.inf))
-    if sink is not None:
-        scores.append(sink.to(dtype)[:, None].expand_as(scores[0][..., :1]))
+        scores.append(score.masked_fill(~seen[:, None], -torch.inf))
+    if options.sink is not None:
+        scores.append(options.sink.to(dtype)[:, None].expand_as(scores[0][..., :1]))
     p_near, p_far, *_ = torch.cat(scores, dim=-1).softmax(-1).split([score.shape[-1] for score in scores], dim=-1)
     o = (p_near.flatten(1, 2) @ c).unflatten(1, heads)
     far = p_far @ e if selected is not None else (p_far.flatten(1, 2) @ e).unflatten(1, heads)
