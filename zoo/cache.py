@@ -8,6 +8,7 @@ a block of tokens (compressed keys). Rows of the batch are documents.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -72,32 +73,39 @@ class LayerCache:
         return torch.cat(documents)[None], counts
 
     def extend(
-        self, name: str, new: Tensor, layout: Layout, max_length: int | None = None
+        self, name: str, new: Tensor, layout: Layout, *, stride: int = 1, max_length: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Appends `new` [B,T,...] (packed: [1,T,...]) to the history `name`, and returns it whole with its cu_seqlens:
-        dense [B,past+T,...] and None, or packed [1,ΣT,...] and [N+1]. A history that is not one of tokens has a layout
-        and a `max_length` of its own; where both are None it grows."""
+        dense [B,past+T,...] and None, or packed [1,ΣT,...] and [N+1].
+
+        With a `stride` m there is one entry for every m tokens of a document, and `new` are those that this call makes
+        full. A history that is not one of tokens has a layout and a `max_length` of its own.
+        """
+        limit = self.max_length // stride if max_length is None and self.max_length is not None else max_length
         if layout.bounds is None:
             assert isinstance(layout.past, int)
-            end = layout.past + new.shape[1]
-            history = self._room(name, new, end, max_length)
-            history[:, layout.past : end] = new
+            past = layout.past // stride
+            end = past + new.shape[1]
+            history = self._room(name, new, end, limit)
+            history[:, past:end] = new
             return history[:, :end], None
         assert isinstance(layout.past, list)
         rows = range(self.batch_size) if layout.rows is None else layout.rows
-        ends = [past + count for past, count in zip(layout.past, layout.lengths or (), strict=True)]
-        history = self._room(name, new, max(ends), max_length)
-        for row, past, end, start in zip(rows, layout.past, ends, layout.bounds[:-1], strict=True):
+        pasts = [past // stride for past in layout.past]
+        ends = [(past + count) // stride for past, count in zip(layout.past, layout.lengths or (), strict=True)]
+        history = self._room(name, new, max(ends), limit)
+        starts = accumulate((end - past for past, end in zip(pasts, ends, strict=True)), initial=0)
+        for row, past, end, start in zip(rows, pasts, ends, starts, strict=False):
             history[row, past:end] = new[0, start : start + end - past]
         whole = torch.cat([history[row, :end] for row, end in zip(rows, ends, strict=True)])
         return whole[None], torch.tensor([0, *ends]).cumsum(0)
 
-    def _room(self, name: str, new: Tensor, length: int, max_length: int | None) -> Tensor:
-        """The buffer [B,capacity,...] of a history, with room for `length` entries."""
+    def _room(self, name: str, new: Tensor, length: int, limit: int | None) -> Tensor:
+        """The buffer [B,capacity,...] of a history, with room for `length` entries; `limit` is how many there can be,
+        where that is known."""
         history = self.histories.get(name)
         if history is not None and length <= history.shape[1]:
             return history
-        limit = self.max_length if max_length is None else max_length
         capacity = max(length, 2 * (0 if history is None else history.shape[1]), 16) if limit is None else limit
         grown = new.new_zeros(self.batch_size, capacity, *new.shape[2:])
         if history is not None:

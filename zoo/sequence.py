@@ -52,6 +52,13 @@ class Layout:
         return torch.cat([torch.arange(end) for end in ends]).to(device)[None]
 
     @property
+    def documents(self) -> list[tuple[int, int]]:
+        """(tokens carried, tokens in this call) of each document; when dense one pair, which all rows share."""
+        if isinstance(self.past, int):
+            return [(self.past, self.positions.shape[1])]
+        return list(zip(self.past, self.lengths or (), strict=True))
+
+    @property
     def lengths(self) -> list[int] | None:
         """Tokens of each document in this call; None when dense."""
         return None if self.bounds is None else [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)]

@@ -6,7 +6,19 @@ import pytest
 import torch
 
 import zoo.ops
-from zoo.ops import BackendRefused, Blocks, attention, delta_rule, dplr, linear_attention, nsa, short_conv, trace
+from zoo.ops import (
+    BackendRefused,
+    Blocks,
+    attention,
+    compressed_attention,
+    delta_rule,
+    dplr,
+    lightning_indexer,
+    linear_attention,
+    nsa,
+    short_conv,
+    trace,
+)
 from zoo.ops import _dispatch as dispatch
 from zoo.ops._dispatch import Backend, Choice, Op, device_kind, on_device
 from zoo.registry import RecipeError
@@ -123,6 +135,9 @@ def calls():
     beta = torch.rand(1, 5, 2)
     yield "delta_rule", lambda **how: delta_rule(x, x, x, -beta, beta, **how)
     yield "linear_attention", lambda **how: linear_attention(x, x, x, -beta, **how)
+    kv, far = x[:, :, 0], x[:, :2, 0]
+    yield "compressed_attention", lambda **how: compressed_attention(x, kv, far, window=2, stride=2, **how)
+    yield "lightning_indexer", lambda **how: lightning_indexer(x, beta, far, top_k=1, stride=2, **how)
     yield "dplr", lambda **how: dplr(x, x, x, -beta, -x, x, **how)
     yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
 

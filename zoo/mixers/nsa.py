@@ -178,8 +178,8 @@ class NSA(Mixer):
         else:
             entries = replace(layout, past=before, bounds=list(accumulate(counts, initial=0)))
         most = None if cache.max_length is None else self.blocks.complete(cache.max_length)
-        k_cmp, _ = cache.extend("k_entries", k_cmp, entries, most)
-        v_cmp, _ = cache.extend("v_entries", v_cmp, entries, most)
+        k_cmp, _ = cache.extend("k_entries", k_cmp, entries, max_length=most)
+        v_cmp, _ = cache.extend("v_entries", v_cmp, entries, max_length=most)
         return k_cmp, v_cmp
 
     def _cut(self, x: Tensor, first: int, count: int) -> Tensor:

@@ -1,14 +1,16 @@
 """Small layers that mixers, gates and FFNs are made of."""
 
+from zoo.nn.grouped_linear import GroupedLinear
 from zoo.nn.linear import LowRank, Rank, projection
 from zoo.nn.norm import LayerNorm, RMSNorm
-from zoo.nn.rope import Rope, rotate
+from zoo.nn.rope import Rope, Yarn, rotate
 from zoo.nn.short_conv import ShortConv
 from zoo.nn.sinks import Sinks
 from zoo.nn.token_shift import DynamicTokenShift, Start, TokenShift, previous_token
 
 __all__ = [
     "DynamicTokenShift",
+    "GroupedLinear",
     "LayerNorm",
     "LowRank",
     "RMSNorm",
@@ -18,6 +20,7 @@ __all__ = [
     "Sinks",
     "Start",
     "TokenShift",
+    "Yarn",
     "previous_token",
     "projection",
     "rotate",

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from zoo.decode import AtLeast
+from zoo.decode import AtLeast, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """Slow pairs turn `factor` times slower, so that `factor` times the context looks no longer than the trained one.
+
+    A pair that makes `beta_fast` turns or more within `original_max_position_embeddings` tokens stays as it is, one
+    that makes `beta_slow` or fewer is slowed, in between by a ramp over the pairs' indices. cos and sin are multiplied
+    by `attention_factor`: the paper's is 0.1 ln(factor) + 1 (GPT-OSS), DeepSeek-V4's 1. Peng et al. 2023
+    (arXiv:2309.00071); the defaults are DeepSeek-V4's.
+    """
+
+    factor: Annotated[float, AtLeast(1)] = 16.0
+    original_max_position_embeddings: Size = 65536
+    beta_fast: Annotated[float, AtLeast(0)] = 32.0
+    beta_slow: Annotated[float, AtLeast(0)] = 1.0
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_slow < self.beta_fast:
+            raise ValueError(f"expected 0 < beta_slow < beta_fast, found {self.beta_slow} and {self.beta_fast}")
+
+    def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
+        """The frequencies theta^(-2i/W), [W/2], after slowing."""
+        pairs = len(frequencies)
+        # the pair, as a real number, that makes so many turns; code rounds outwards, the paper does not
+        first, last = (
+            pairs * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        low, high = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+        index = torch.arange(pairs, dtype=torch.float32, device=frequencies.device)
+        ramp = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return frequencies * (1 - ramp) + frequencies / self.factor * ramp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +51,18 @@ class Rope:
     """Pair i of the rotated channels turns by position · theta^(-2i/W), W the rotated width.
 
     `fraction` of the channels is rotated, the first ones; the rest carries no position. `interleaved` pairs neighbours
-    (0,1), (2,3), ... as in the paper, otherwise the halves (i, i + W/2) as in Llama and Qwen. Su et al. 2021
-    (arXiv:2104.09864).
+    (0,1), (2,3), ... as in the paper, otherwise the halves (i, i + W/2) as in Llama and Qwen. `yarn` stretches the
+    context. Su et al. 2021 (arXiv:2104.09864).
     """
 
     fraction: float = 1.0
     theta: Annotated[float, AtLeast(1)] = 10000.0
     interleaved: bool = False
+    yarn: Yarn | None = None
+
+    def __post_init__(self) -> None:
+        if self.yarn is not None and self.theta == 1:
+            raise ValueError("theta: at 1 all pairs turn alike, and yarn has none to slow")
 
     def width(self, head_dim: int) -> int:
         """The rotated width. ValueError when it is odd or no part of the head."""
@@ -37,8 +77,12 @@ class Rope:
     def angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """cos and sin [..., T, 1, width/2], float32, for positions [..., T]."""
         exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
-        angle = positions[..., None, None].float() * self.theta**-exponents
-        return angle.cos(), angle.sin()
+        frequencies = self.theta**-exponents
+        if self.yarn is None:
+            angle = positions[..., None, None].float() * frequencies
+            return angle.cos(), angle.sin()
+        angle = positions[..., None, None].float() * self.yarn.slowed(frequencies, self.theta)
+        return angle.cos() * self.yarn.attention_factor, angle.sin() * self.yarn.attention_factor
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:

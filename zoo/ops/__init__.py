@@ -6,8 +6,10 @@ from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
 from zoo.ops._nsa_blocks import Blocks
 from zoo.ops.attention import attention
+from zoo.ops.compressed_attention import compressed_attention
 from zoo.ops.delta_rule import delta_rule
 from zoo.ops.dplr import dplr
+from zoo.ops.lightning_indexer import lightning_indexer
 from zoo.ops.linear_attention import linear_attention
 from zoo.ops.nsa import nsa
 from zoo.ops.short_conv import short_conv
@@ -20,8 +22,10 @@ __all__ = [
     "attention_to_first",
     "backend",
     "check_cu_seqlens",
+    "compressed_attention",
     "delta_rule",
     "dplr",
+    "lightning_indexer",
     "linear_attention",
     "nsa",
     "short_conv",
