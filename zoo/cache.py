@@ -6,6 +6,7 @@ convolution); a *history* grows by one entry a token (keys and values, MLA's lat
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -15,21 +16,29 @@ from zoo.sequence import Layout
 
 
 class LayerCache:
-    """The memory of one layer for `batch_size` documents."""
+    """The memory of one layer for `batch_size` documents. `prefix` stands before the names that a part of it uses."""
 
     def __init__(self, batch_size: int, max_length: int | None):
+        self.prefix = ""
         self.batch_size = batch_size
         self.max_length = max_length
         self.states: dict[str, Tensor] = {}
         self.histories: dict[str, Tensor] = {}
 
+    def under(self, name: str) -> LayerCache:
+        """The same memory, with `name/` before every name: what one of several mixers in a layer keeps."""
+        part = copy.copy(self)
+        part.prefix = f"{self.prefix}{name}/"
+        return part
+
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""
-        state = self.states.get(name)
+        state = self.states.get(f"{self.prefix}{name}")
         return state if state is None or layout.rows is None else state[layout.rows]
 
     def write(self, name: str, state: Tensor, layout: Layout) -> None:
         """Keeps the state [N,...] of the documents of this call."""
+        name = f"{self.prefix}{name}"
         if layout.rows is None:
             self.states[name] = state
             return
@@ -58,6 +67,7 @@ class LayerCache:
 
     def _room(self, name: str, new: Tensor, length: int) -> Tensor:
         """The buffer [B,capacity,...] of a history, with room for `length` tokens."""
+        name = f"{self.prefix}{name}"
         history = self.histories.get(name)
         capacity = 0 if history is None else history.shape[1]
         if length <= capacity:
