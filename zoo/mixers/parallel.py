@@ -53,9 +53,9 @@ class Parallel(Mixer):
         if rank is not None and join == "sum":
             raise ValueError(f"rank: {rank} says nothing about a sum; it is for join: concat")
         self.n_heads = n_heads
-        self.branches = nn.ModuleList(_build(part, context, f"branches[{i}]") for i, part in enumerate(branches))
+        self.branches: Any = nn.ModuleList(_build(part, context, f"branches[{i}]") for i, part in enumerate(branches))
         d_model, n = context.d_model, len(branches)
-        self.norms: nn.ModuleList | None = None
+        self.norms: Any = None
         if branch_norm:
             self.norms = nn.ModuleList(RMSNorm(d_model, self.read_out_norm) for _ in branches)
         self.projections: nn.ModuleList | None = None
