@@ -16,6 +16,7 @@ from torch import nn
 
 from zoo import ops
 from zoo.config import BlockConfig
+from zoo.gates import named_gates
 from zoo.ops._dispatch import on_device
 from zoo.registry import RecipeError
 from zoo.sequence import Layout, dense
@@ -87,9 +88,9 @@ def _params(model: Stack, layers: list[Block]) -> dict[str, Any]:
     by_kind: Counter[str] = Counter()
     by_slot: Counter[str] = Counter()
     for block in layers:
-        for slot, gate in block.mixer.gates.items():
-            by_kind[block.mixer.SLOTS[slot].kind] += _count(gate.parameters())
-            by_slot[slot] += _count(gate.parameters())
+        for name, gate in named_gates(block.mixer).items():
+            by_kind[gate.kind] += _count(gate.parameters())
+            by_slot[name.rpartition(".")[2]] += _count(gate.parameters())
     return {
         "total": total,
         "active": active,

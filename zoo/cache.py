@@ -7,6 +7,7 @@ a block of tokens (compressed keys). Rows of the batch are documents.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -17,21 +18,29 @@ from zoo.sequence import Layout
 
 
 class LayerCache:
-    """The memory of one layer for `batch_size` documents."""
+    """The memory of one layer for `batch_size` documents. `prefix` stands before the names that a part of it uses."""
 
     def __init__(self, batch_size: int, max_length: int | None):
+        self.prefix = ""
         self.batch_size = batch_size
         self.max_length = max_length
         self.states: dict[str, Tensor] = {}
         self.histories: dict[str, Tensor] = {}
 
+    def under(self, name: str) -> LayerCache:
+        """The same memory, with `name/` before every name: what one of several mixers in a layer keeps."""
+        part = copy.copy(self)
+        part.prefix = f"{self.prefix}{name}/"
+        return part
+
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""
-        state = self.states.get(name)
+        state = self.states.get(f"{self.prefix}{name}")
         return state if state is None or layout.rows is None else state[layout.rows]
 
     def write(self, name: str, state: Tensor, layout: Layout) -> None:
         """Keeps the state [N,...] of the documents of this call."""
+        name = f"{self.prefix}{name}"
         if layout.rows is None:
             self.states[name] = state
             return
@@ -44,6 +53,7 @@ class LayerCache:
         """The `size` newest tokens c of each document that are kept under `name`, with `new` [B,T,...] (packed:
         [1,T,...]) behind them: dense [B,c+T,...] and c, or packed [1,Σ(c+T),...] and each document's c. Of these, the
         newest stay: the state is [B,s,...], the newest last, s the tokens of the longest document or `size`."""
+        name = f"{self.prefix}{name}"
         kept = self.states.get(name)
         if layout.bounds is None:
             assert isinstance(layout.past, int)
@@ -103,6 +113,7 @@ class LayerCache:
     def _room(self, name: str, new: Tensor, length: int, limit: int | None) -> Tensor:
         """The buffer [B,capacity,...] of a history, with room for `length` entries; `limit` is how many there can be,
         where that is known."""
+        name = f"{self.prefix}{name}"
         history = self.histories.get(name)
         if history is not None and length <= history.shape[1]:
             return history

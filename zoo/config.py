@@ -89,7 +89,17 @@ def check_parts(config: StackConfig, place: str = "model.stack") -> None:
         at = f"{place}.blocks.{name}"
         for where, registry, part in _named_parts(block, at):
             decode_options(registry.get(part.name, where), part.options, f"{where}.options")
-        check_gates(block.mixer, f"{at}.mixer")
+        _check_mixer(block.mixer, f"{at}.mixer")
+
+
+def _check_mixer(mixer: MixerPart, place: str) -> None:
+    """The gates of a mixer, and of the mixers among its options."""
+    check_gates(mixer, place)
+    options = decode_options(MIXERS.get(mixer.name, place), mixer.options, f"{place}.options")
+    for name, value in options.items():
+        for index, item in enumerate(value if isinstance(value, (list, tuple)) else ()):
+            if isinstance(item, MixerPart):
+                _check_mixer(item, f"{place}.options.{name}[{index}]")
 
 
 def granularity_of(gate: type, options: Mapping[str, Any]) -> str | None:
