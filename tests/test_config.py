@@ -202,12 +202,12 @@ PARTS = [
     ),
     (
         ["blocks.gdn.mixer.gates.write=null"],
-        "mixer.gates.write: missing: 'gated_deltanet' needs a write gate. Known: channel, complement, sigmoid, tied_step",
+        "mixer.gates.write: missing: 'gated_deltanet' needs a write gate. Known: channel, complement, sigmoid",
     ),
     (
         ["blocks.gdn.mixer.gates.decay=mamba1"],
-        "mixer.gates.decay: 'mamba1' gives one an entry of the state, and the op of 'gated_deltanet' takes one number a "
-        "head or one a key channel",
+        "mixer.gates.decay: 'mamba1' gives one an entry of the state, and the op of 'gated_deltanet' takes one "
+        "number a head or one a key channel",
     ),
     (
         ["blocks.gdn.mixer.gates.write=tied_step"],
