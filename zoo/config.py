@@ -181,7 +181,8 @@ def _check_gate(mixer: MixerPart, slot: str, spec: SlotSpec, place: str) -> None
 def _check_reads(reads: str, name: str, mixer: MixerPart, place: str) -> None:
     """What a write gate reads of the decay is there."""
     if "decay" not in mixer.gates:
-        raise RecipeError(f"{place}: '{name}' reads the {reads} of the decay gate, and the slot decay is empty")
+        what = "the decay" if reads == "decay" else "the step of the decay"
+        raise RecipeError(f"{place}: '{name}' reads {what}, and the slot decay is empty")
     decay = mixer.gates["decay"].name
     giving = [key for key in GATES["decay"].names() if GATES["decay"].get(key).gives_step]
     if reads == "step" and decay not in giving:
