@@ -288,12 +288,19 @@ def documents(case: Case) -> Documents:
     return Documents(tokens, logits.detach(), weight, gradients(lm, (logits * weight).sum()))
 
 
+def trained(lm: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by name."""
+    return {name: parameter for name, parameter in lm.named_parameters() if parameter.requires_grad}
+
+
 def gradients(lm: nn.Module, loss: Tensor, *, keep: bool = False) -> dict[str, Tensor]:
-    """The gradient of every parameter by name; zero for one that the loss does not hang on."""
-    names, parameters = zip(*lm.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=keep)
-    grads = (torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True))
-    return dict(zip(names, grads, strict=True))
+    """The gradient of every trained parameter by name; zero for one that the loss does not hang on."""
+    parameters = trained(lm)
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, retain_graph=keep)
+    return {
+        name: torch.zeros_like(parameters[name]) if grad is None else grad
+        for name, grad in zip(parameters, found, strict=True)
+    }
 
 
 def forget_models() -> None:

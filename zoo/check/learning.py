@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ops
-from zoo.check.cases import VOCAB, Case, build, draw, gradients, recipe, sample
+from zoo.check.cases import VOCAB, Case, build, draw, gradients, recipe, sample, trained
 from zoo.check.contract import Contract, Trial, contract
 from zoo.check.parts import dead_rows, default_dtype, slope
 from zoo.check.tolerances import BACKWARD, FORWARD
@@ -23,9 +23,17 @@ def every_parameter_learns(case: Case, t: Trial) -> None:
     lm, tokens = build(case), sample(case)[0].clone()
     tokens[0, :VOCAB] = torch.arange(VOCAB)
     t.given(f"the loss of tokens [2, 67] with all {VOCAB} tokens of the vocabulary")
-    names, parameters = zip(*lm.named_parameters(), strict=True)
-    grads = torch.autograd.grad(lm.loss(tokens)[0], parameters, allow_unused=True)
-    dead_rows(t, dict(zip(names, grads, strict=True)))
+    parameters = trained(lm)
+    grads = torch.autograd.grad(lm.loss(tokens)[0], list(parameters.values()), allow_unused=True)
+    dead_rows(t, dict(zip(parameters, grads, strict=True)))
+
+
+@contract
+def nothing_is_frozen(case: Case, t: Trial) -> None:
+    """training moves every parameter: none has requires_grad off"""
+    frozen = [name for name, parameter in build(case).named_parameters() if not parameter.requires_grad]
+    t.given("the parameters as they are built")
+    t.hold(not frozen, f"{', '.join(frozen)} with requires_grad off", "parameters that learn")
 
 
 @contract
@@ -34,7 +42,7 @@ def the_gradient_is_the_slope(case: Case, t: Trial) -> None:
     lm, tokens, bounds = copy.deepcopy(build(case)), draw(1, 11), torch.tensor([0, 4, 11])
     weight = torch.randn(1, 11, VOCAB, dtype=torch.float64)
     t.given("documents of 4 and 7 tokens, packed, in one random direction of all parameters")
-    slope(t, lambda: (lm(tokens, cu_seqlens=bounds) * weight).sum(), dict(lm.named_parameters()))
+    slope(t, lambda: (lm(tokens, cu_seqlens=bounds) * weight).sum(), trained(lm))
 
 
 @contract
@@ -165,6 +173,7 @@ CONTRACTS: list[Contract[Case]] = [every_parameter_learns, the_gradient_is_the_s
 """For every case."""
 
 OF_A_MIXER: list[Contract[Case]] = [
+    nothing_is_frozen,
     only_projections_decay,
     the_fast_paths_agree_with_the_recurrence,
     a_training_step_is_the_same_in_eval,

@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from zoo import ops
-from zoo.check.cases import VOCAB, Case, Documents, build, documents, draw, gradients, is_linear, mixers_of, sample
+from zoo.check.cases import (
+    VOCAB,
+    Case,
+    Documents,
+    build,
+    documents,
+    draw,
+    gradients,
+    is_linear,
+    mixers_of,
+    sample,
+    trained,
+)
 from zoo.check.contract import Contract, NotApplicable, Trial, contract
 from zoo.check.tolerances import BACKWARD, FORWARD
 from zoo.stack import Stack
@@ -190,7 +202,7 @@ def _check_packing(t: Trial, lm: Stack, alone: Documents) -> None:
     t.given(f"documents of {lengths} tokens, packed")
     packed, x = embedded(lm, torch.cat(alone.tokens, dim=1), cu_seqlens=_bounds(lengths))
     same(t, packed, alone.logits)
-    names, parameters = zip(*lm.named_parameters(), strict=True)
+    names, parameters = zip(*trained(lm).items(), strict=True)
     together = [torch.zeros_like(parameter) for parameter in parameters]
     for index, part in enumerate((packed * alone.weight).split(lengths, dim=1)):
         grad, *own = torch.autograd.grad(part.sum(), [x, *parameters], retain_graph=True, allow_unused=True)

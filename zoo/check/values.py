@@ -49,6 +49,7 @@ OTHER: dict[str, list[Any]] = {
     "value_rank": [5],
     "k": [2],
     "softcap": [1.5],
+    "join_rank": [5],
     "compress_block": [16],
     "compress_stride": [8],
     "compress_width": [5],
@@ -65,6 +66,7 @@ NONE_IS = {"rank": "head_dim"}
 BESIDE: dict[str, dict[str, Any]] = {
     "gate_order": {"out_norm": "head"},
     "norm": {"out_norm": "head"},
+    "join_rank": {"join": "concat"},
     "select_block": {"n_selected": 3},
     "n_selected": {"select_block": 16},
 }

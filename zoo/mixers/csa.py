@@ -38,7 +38,7 @@ class CSA(SharedKVMixer):
     """
 
     exempt: ClassVar[Mapping[str, str]] = {
-        "every_parameter_learns": "the indexer only chooses, and a choice has no gradient; its own loss is not here",
+        "nothing_is_frozen": "the indexer only chooses, and a choice has no gradient; its own loss is not here",
     }
 
     def __init__(

@@ -24,7 +24,7 @@ class Parallel(Mixer):
     A branch is any mixer, with options and gates of its own, and all read the same x. The weights w [B,T,H,n] come from
     the gate in `branch` (none: 1): H = `n_heads` parts of D that are weighed apart. `branch_norm` puts a norm behind
     each branch, since attention and recurrence differ in size. A concatenation is projected in groups: A_i takes its
-    branch to `rank` channels, W_o all of them to D.
+    branch to `join_rank` channels, W_o all of them to D.
 
     What a branch carries, the cache holds under the branch's number.
 
@@ -41,7 +41,7 @@ class Parallel(Mixer):
         branches: tuple[MixerPart, ...],
         n_heads: Size = 1,
         join: Literal["sum", "concat"] = "sum",
-        rank: Size | None = None,
+        join_rank: Size | None = None,
         branch_norm: bool = True,
         norm: NormConfig | None = None,
     ):
@@ -50,8 +50,8 @@ class Parallel(Mixer):
             raise ValueError(f"branches: expected at least two, found {len(branches)}")
         if context.d_model % n_heads:
             raise ValueError(f"n_heads: {context.d_model} channels cannot be shared out over {n_heads} heads")
-        if rank is not None and join == "sum":
-            raise ValueError(f"rank: {rank} says nothing about a sum; it is for join: concat")
+        if join_rank is not None and join == "sum":
+            raise ValueError(f"join_rank: {join_rank} says nothing about a sum; it is for join: concat")
         self.n_heads = n_heads
         self.branches: Any = nn.ModuleList(_build(part, context, f"branches[{i}]") for i, part in enumerate(branches))
         d_model, n = context.d_model, len(branches)
@@ -60,7 +60,7 @@ class Parallel(Mixer):
             self.norms = nn.ModuleList(RMSNorm(d_model, self.read_out_norm) for _ in branches)
         self.projections: nn.ModuleList | None = None
         if join == "concat":
-            rank = d_model // n if rank is None else rank
+            rank = d_model // n if join_rank is None else join_rank
             self.projections = nn.ModuleList(nn.Linear(d_model, rank, bias=False) for _ in branches)
             self.o_proj = nn.Linear(n * rank, d_model, bias=False)
         self.fill(
