@@ -161,6 +161,7 @@ def check_gates(mixer: MixerPart, place: str) -> None:
 def _check_gate(mixer: MixerPart, slot: str, spec: SlotSpec, place: str) -> None:
     gate, registry = mixer.gates[slot], GATES[spec.kind]
     if gate.name not in registry:
+        _check_gate_name(gate.name, registry, place)
         kinds = " and ".join(kind for kind, gates in GATES.items() if gate.name in gates)
         known = did_you_mean(gate.name, registry.names())
         raise RecipeError(f"{place}: '{gate.name}' is of kind {kinds}, and the slot takes kind {spec.kind}{known}")

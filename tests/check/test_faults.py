@@ -86,7 +86,7 @@ def _undo(tmp_path: Path) -> Iterator[None]:
 
 
 def gate(kind: str, forward: str, *, doc: str = "y = f(W x). The author, 2026.", **parts: str) -> str:
-    base = {"decay": "DecayGate", "write": "WriteGate", "output": "OutputGate"}[kind]
+    base = {"decay": "DecayGate", "write": "WriteGate", "output": "OutputGate", "branch": "BranchGate"}[kind]
     parts = {"attributes": "", "options": "slope: float = 1.0", "init": "self.slope = slope"} | parts
     return GATE.format(kind=kind, base=base, doc=doc, forward=forward, **parts)
 
@@ -148,11 +148,19 @@ class Wrong(torch.autograd.Function):
     ),
     "looks ahead": (
         gate("output", "return (self.slope * z.roll(-1, 1)).sigmoid().unsqueeze(-1)"),
-        ("a_gate_does_not_look_ahead", "for tokens 0 and 1 differs by ", "bit for bit"),
+        ("a_gate_does_not_look_ahead", "for the tokens before it differs by ", "bit for bit"),
     ),
     "looks at the mean of the sequence": (
         gate("output", "return (self.slope * (z - z.mean(1, keepdim=True))).sigmoid().unsqueeze(-1)"),
-        ("a_gate_does_not_look_ahead", "for tokens 0 and 1 differs by ", "bit for bit"),
+        ("a_gate_does_not_look_ahead", "for the tokens before it differs by ", "bit for bit"),
+    ),
+    "looks at the last token": (
+        gate("output", "return (self.slope * (z + z[:, -1:])).sigmoid().unsqueeze(-1)"),
+        ("a_gate_does_not_look_ahead", "1 added to token 4", "bit for bit"),
+    ),
+    "a branch gate for three branches, however many there are": (
+        gate("branch", "return (self.slope * z).sigmoid().unsqueeze(-1).expand(-1, -1, -1, 3)"),
+        ("shape_and_dtype", "shape [2, 5, 3, 3]", "[2, 5, 3, 8]"),
     ),
     "remembers": (
         gate("output", "return (self.slope * z.cumsum(1)).sigmoid().unsqueeze(-1)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import json
 import re
 import textwrap
@@ -88,10 +89,11 @@ def describe(kind: str, name: str) -> str:
 
 
 def _docstring(registry: Registry, key: str) -> str:
-    """First paragraph of the docstring of the class in a shipped part's file; "" for parts from elsewhere."""
+    """First paragraph of the docstring of a class: in a shipped part's file, or of one that is imported already."""
     file = Path(__file__).parents[1].joinpath(*registry.package.split(".")[1:], f"{key}.py")
     if not file.is_file():
-        return ""
+        text = inspect.getdoc(registry.loaded().get(key)) if key in registry.loaded() else None
+        return " ".join(text.split("\n\n")[0].split()) if text else ""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _registers(node, key)]
     text = ast.get_docstring(classes[0]) if classes else None

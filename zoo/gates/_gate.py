@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,11 @@ def force(model: nn.Module, pattern: str, value: float | Tensor) -> Iterator[Non
     the score, branch the weights. A tensor must broadcast to the gate's values. Where blocks nest, the inner one
     counts. RecipeError when no gate matches.
     """
+    if not isinstance(pattern, str):
+        raise RecipeError(f"force: expected a pattern like 'layers.*.mixer.gates.output', found {pattern!r}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    if not number and not isinstance(value, Tensor):
+        raise RecipeError(f"force: expected a number or a tensor, found {value!r}")
     gates = named_gates(model)
     matching = [gate for name, gate in gates.items() if fnmatchcase(name, pattern)]
     if not matching:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from zoo.cache import LayerCache
 from zoo.decode import Part, decode_options, option_parameters
 from zoo.nn import LayerNorm, RMSNorm
-from zoo.registry import GATES, MIXERS
+from zoo.registry import GATES, MIXERS, RecipeError
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, Slot, SlotSpec
 
@@ -100,6 +100,17 @@ class Mixer(nn.Module, ABC):
     def scored(self, slot: str, y: Tensor, score: Tensor) -> Tensor:
         """y times (or plus) a score of the gate in `slot`, in y's dtype."""
         return (y + score if self.gates[slot].additive else y * score).to(y.dtype)
+
+    def branch_weights(self, x: Tensor, n: int) -> Any:
+        """The weights [B,T,H,n] of n branches from the gate in `branch`; None where the slot is empty. RecipeError for
+        a gate that gives another number."""
+        if "branch" not in self.gates:
+            return None
+        weights: Tensor = self.gates["branch"](x)
+        if weights.shape[-1] != n:
+            found = f"{type(self.gates['branch']).__name__} gives {weights.shape[-1]} weights"
+            raise RecipeError(f"gates.branch: {found}, and there are {n} branches: n is the slot's head_dim")
+        return weights
 
     def read_out(self, o: Tensor, x: Tensor, bonus: Tensor | None = None) -> Tensor:
         """o [B,T,H,V] through norm and output gate in this mixer's order, flattened to [B,T,H·V]. `bonus` is added

@@ -194,7 +194,7 @@ class NSA(Mixer):
         kept = outputs[0].dtype
         dtype = torch.promote_types(kept, torch.float32)
         if "branch" in self.gates:
-            weights = self.gates["branch"](x).unsqueeze(-2).unbind(-1)
+            weights = self.branch_weights(x, len(BRANCHES)).unsqueeze(-2).unbind(-1)
             outputs = tuple(weight * o for weight, o in zip(weights, outputs, strict=True))
         o_cmp, o_slc, o_win = (o.to(dtype) for o in outputs)
         return (o_cmp + o_slc + o_win).to(kept)

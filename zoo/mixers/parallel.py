@@ -69,7 +69,7 @@ class Parallel(Mixer):
         )
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        weights = self.gates["branch"](x) if "branch" in self.gates else None
+        weights = self.branch_weights(x, len(self.branches))
         outputs: list[Tensor] = []
         for i, branch in enumerate(self.branches):
             y = branch(x, layout, cache.under(str(i)) if cache is not None else None)

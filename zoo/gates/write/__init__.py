@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from zoo.gates._gate import Decay, Gate, float32
@@ -28,6 +29,14 @@ class WriteGate(Gate):
     @abstractmethod
     def forward(self, x: Any) -> Tensor:
         """x [B,T,d_in], or the layer's Decay -> beta of every step."""
+
+    def forced(self, given: Tensor, value: float | Tensor) -> Tensor:
+        """ValueError for what the gate could never give."""
+        low, high = (float(end) for end in torch.as_tensor(value).aminmax())
+        if not 0 <= low <= high <= self.at_most:
+            raise ValueError(f"force: this beta is in [0, {self.at_most:g}], found {low if low < 0 else high:g}")
+        forced: Tensor = super().forced(given, value)
+        return forced
 
 
 UNBOUNDED = math.inf
