@@ -81,7 +81,7 @@ def by_hand(part: Any, x: Tensor, name: str) -> Tensor:
         rows = []
         for h in range(heads):
             p = (seen @ turned(q[t, h], t, theta) * width**-0.5).exp()
-            rows.append(turned(p @ seen / (p.sum() + part.sinks[h].exp()), -t, theta))
+            rows.append(turned(p @ seen / (p.sum() + part.sinks.logit[h].exp()), -t, theta))
         o = torch.stack(rows) * part.gates["output"](x[None])[0, t]
         groups = o.view(part.o_a_proj.n_groups, -1)
         maps = part.o_a_proj.weight.view(len(groups), -1, groups.shape[1])

@@ -50,8 +50,9 @@ def layer_of(answers: dict[str, Any], rope: str, kind: str) -> dict[str, Any]:
 
 def to_zoo(theirs: str) -> str:
     """Our name of their parameter."""
-    if theirs == "compressor.indexer.q_b_proj.weight":
-        return "indexer.q_b_proj.weight"
+    alone = {"sinks": "sinks.logit", "compressor.indexer.q_b_proj.weight": "indexer.q_b_proj.weight"}
+    if theirs in alone:
+        return alone[theirs]
     for before, after in TO_ZOO.items():
         if theirs.startswith(before):
             return theirs.replace(before, after)

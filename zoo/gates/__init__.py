@@ -2,9 +2,9 @@
 
 | kind | acts on | computes | applied by |
 |---|---|---|---|
-| decay | the state transition | `Decay(log_decay)` | the op |
+| decay | the state transition | `Decay(log_decay, step)` | the op |
 | write | the amount written | `beta` | the op |
-| output | a tensor inside the layer | `score` | the mixer, which multiplies |
+| output | a tensor inside the layer | `score` | the mixer, which multiplies or adds |
 | branch | parallel branches | `weights` | the mixer, which sums |
 """
 

@@ -15,7 +15,7 @@ from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._compressor import Compressor
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads
-from zoo.nn import GroupedLinear, RMSNorm, Rope, rotate
+from zoo.nn import GroupedLinear, RMSNorm, Rope, Sinks, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -45,7 +45,6 @@ class SharedKVMixer(Mixer):
         "output": SlotSpec("output"),
         "post": SlotSpec("output"),
     }
-    no_decay = ("sinks",)
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class SharedKVMixer(Mixer):
         self.q_b_proj = nn.Linear(q_lora_rank, n_heads * head_dim, bias=False)
         self.kv_proj = nn.Linear(context.d_model, head_dim, bias=False)
         self.kv_norm = RMSNorm(head_dim, self.norm)
-        self.sinks = nn.Parameter(torch.empty(n_heads))
+        self.sinks = Sinks(n_heads, std=0.0)
         self.o_a_proj = GroupedLinear(n_heads * head_dim, o_lora_rank, o_groups)
         self.o_b_proj = nn.Linear(o_groups * o_lora_rank, context.d_model, bias=False)
         self.fill(
@@ -86,9 +85,6 @@ class SharedKVMixer(Mixer):
             },
         )
         self.set_read_out(n_heads, head_dim, out_norm, gate_order)
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.sinks)
 
     @abstractmethod
     def far(self, x: Tensor, latent: Tensor, layout: Layout, cache: LayerCache | None) -> Far:
@@ -111,7 +107,7 @@ class SharedKVMixer(Mixer):
             far.selected,
             window=self.window,
             stride=far.stride,
-            sink=self.sinks,
+            sink=self.sinks(),
             past=layout.past,
             cu_seqlens=layout.cu_seqlens,
         )

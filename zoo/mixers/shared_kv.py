@@ -19,8 +19,8 @@ class SharedKV(SharedKVMixer):
     heads, p is softmax(q·c / sqrt(E)) with a learnt sink a head in its sum; o is rotated back, and W_o is of low rank
     in `o_groups` groups of heads.
 
-    Beyond the window nothing is kept: (window - 1) · head_dim numbers a document. In DeepSeek-V4-Flash these are the
-    first two layers; its layers with a longer memory are `csa` and `hca`.
+    Beyond the window nothing is kept: at most (window - 1) · head_dim numbers a document. In DeepSeek-V4-Flash these
+    are the first two layers; its layers with a longer memory are `csa` and `hca`.
 
     DeepSeek-V4, §2.3: the sliding-window layers.
     """

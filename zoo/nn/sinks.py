@@ -10,7 +10,7 @@ from zoo.nn.float32 import KeepFloat32, float32_parameter
 
 class Sinks(KeepFloat32):
     """A logit a head, [H] float32, for one more term of the softmax's sum: p_j = e^s_j / (e^sink + sum_l e^s_l). Starts
-    from N(0, `std`²); no weight decay.
+    from N(0, `std`²), or at 0 for std 0; no weight decay.
 
     GPT-OSS (`self_attn.sinks`), N(0, 0.02²); DeepSeek-V4 (`attn_sink`), 0.
     """
@@ -25,7 +25,9 @@ class Sinks(KeepFloat32):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.logit, std=self.std)
+        nn.init.zeros_(self.logit)
+        if self.std:
+            nn.init.normal_(self.logit, std=self.std)
 
     def forward(self) -> Tensor:
         return self.logit.clone()  # a sharded parameter is gone when its module is left
