@@ -153,6 +153,7 @@ def test_structure_pattern_and_names(assignments: list[str], message: str) -> No
 
 def test_unknown_and_missing_keys() -> None:
     known = "Known: vocab_size, d_model, n_layers, pattern, blocks, first, last, norm, tie_embeddings, init_std"
+    known += ", multi_token"
     misspelt = {**without("d_model"), "d_modle": 24}
     assert error_of(decode_stack, misspelt) == f"model.stack.d_modle: unknown key. Did you mean 'd_model'? {known}"
     for key in ("vocab_size", "d_model", "n_layers", "pattern", "blocks"):

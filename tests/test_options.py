@@ -31,6 +31,7 @@ STACK = {
     "norm": {"eps": 0.1},
     "tie_embeddings": True,
     "init_std": 0.5,
+    "multi_token": {"block": "a"},
 }
 
 

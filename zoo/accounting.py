@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from zoo import ops
+from zoo.block import Block
 from zoo.config import BlockConfig
 from zoo.gates import named_gates
 from zoo.ops._dispatch import on_device
 from zoo.registry import RecipeError
 from zoo.sequence import Layout, dense
-from zoo.stack import Block, Stack
+from zoo.stack import Stack
 
 _PROBE_LENGTH = 256
 
@@ -48,7 +49,7 @@ def account(
     table = []
     for layer, (name, block) in enumerate(zip(model.config.layers, layers, strict=True)):
         if name not in backends:
-            backends[name] = _backends(block, model.config.d_model, layout, device, dtype)
+            backends[name] = _backends(model, block, layout, device, dtype)
         described = _describe(name, model.config.blocks[name])
         table.append({"layer": layer, **described, **_costs(block, length), **copy.deepcopy(backends[name])})
     return {
@@ -109,10 +110,13 @@ def _count(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _backends(block: Block, d_model: int, layout: Layout, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def _backends(model: Stack, block: Block, layout: Layout, device: str, dtype: torch.dtype) -> dict[str, Any]:
     probe = copy.deepcopy(block).to(device="meta", dtype=dtype)
+    streams = copy.deepcopy(model.streams).to(device="meta", dtype=dtype) if model.streams is not None else None
     with torch.device("meta"), on_device(device), ops.trace() as choices:
-        probe(torch.empty(1, layout.positions.shape[1], d_model, dtype=dtype), layout)
+        x = torch.empty(*layout.positions.shape, model.config.d_model, dtype=dtype)
+        layout.tokens = torch.empty(layout.positions.shape, dtype=torch.int64)
+        probe(x if streams is None else streams.open(x), layout)
     return {
         "backend": {choice.op: choice.backend for choice in choices},
         "refused": {choice.op: choice.refused for choice in choices if choice.refused},

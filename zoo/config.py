@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from zoo.decode import AtLeast, Part, Size, decode, decode_options, option_parameters
-from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, RecipeError, Registry, did_you_mean
+from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, ROUTERS, RecipeError, Registry, did_you_mean
 from zoo.shapes import NormConfig, SlotSpec
 
 GRANULARITIES = {"head": "one number a head", "channel": "one a key channel", "full": "one an entry of the state"}
@@ -26,12 +26,35 @@ class MixerPart(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FFNPart(Part):
+    """An FFN among the options of another: the experts of a mixture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterPart(Part):
+    """A router among the options of an FFN."""
+
+
+NESTED: dict[type[Part], Registry] = {MixerPart: MIXERS, FFNPart: FFNS, RouterPart: ROUTERS}
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """One kind of layer: a mixer and, mostly, an FFN, each inside the residual form."""
+    """One kind of layer: a mixer and, mostly, an FFN, each inside a residual form: `ffn_residual` where the FFN's is
+    another than the mixer's."""
 
     mixer: MixerPart
     ffn: Part | None = None
     residual: Part = Part(name="pre_norm")
+    ffn_residual: Part | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTokenConfig:
+    """One more layer, of the kind `block`, that predicts the token after the next; `weight` is that of its loss."""
+
+    block: str
+    weight: Annotated[float, AtLeast(0)] = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +75,7 @@ class StackConfig:
     norm: NormConfig = NormConfig()
     tie_embeddings: bool = False
     init_std: Annotated[float, AtLeast(0)] = 0.02
+    multi_token: MultiTokenConfig | None = None
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -71,8 +95,12 @@ def decode_stack(data: Any, place: str = "model.stack") -> StackConfig:
                 known = did_you_mean(name, config.blocks)
                 raise RecipeError(f"{place}.{ordered}[{index}]: unknown block '{name}'{known}")
     _check_layer_count(config, place)
+    extra = () if config.multi_token is None else (config.multi_token.block,)
+    for name in extra:
+        if name not in config.blocks:
+            raise RecipeError(f"{place}.multi_token.block: unknown block '{name}'{did_you_mean(name, config.blocks)}")
     for name, block in config.blocks.items():
-        if name not in config.layers:
+        if name not in config.layers + extra:
             raise RecipeError(f"{place}.blocks.{name}: no layer uses this block: name it in pattern, or set it to null")
         for where, registry, part in _named_parts(block, f"{place}.blocks.{name}"):
             if part.name not in registry:
@@ -88,18 +116,56 @@ def check_parts(config: StackConfig, place: str = "model.stack") -> None:
     for name, block in config.blocks.items():
         at = f"{place}.blocks.{name}"
         for where, registry, part in _named_parts(block, at):
-            decode_options(registry.get(part.name, where), part.options, f"{where}.options")
-        _check_mixer(block.mixer, f"{at}.mixer")
+            _check_part(registry, part, where)
+    _check_streams(config, place)
 
 
-def _check_mixer(mixer: MixerPart, place: str) -> None:
-    """The gates of a mixer, and of the mixers among its options."""
-    check_gates(mixer, place)
-    options = decode_options(MIXERS.get(mixer.name, place), mixer.options, f"{place}.options")
+def _check_part(registry: Registry, part: Part, place: str) -> None:
+    """The options of a part, the gates of a mixer, and the parts among its options."""
+    options = decode_options(registry.get(part.name, place), part.options, f"{place}.options")
+    if isinstance(part, MixerPart):
+        check_gates(part, place)
     for name, value in options.items():
-        for index, item in enumerate(value if isinstance(value, (list, tuple)) else ()):
-            if isinstance(item, MixerPart):
-                _check_mixer(item, f"{place}.options.{name}[{index}]")
+        for where, item in _items(value, f"{place}.options.{name}"):
+            if isinstance(item, Part):
+                _check_part(NESTED[type(item)], item, where)
+
+
+def _items(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """An option's value, or each item of a list, with its place."""
+    if isinstance(value, (list, tuple)):
+        yield from ((f"{place}[{index}]", item) for index, item in enumerate(value))
+    else:
+        yield place, value
+
+
+def _check_streams(config: StackConfig, place: str) -> None:
+    """All residual forms of a stack work on one stream."""
+    forms = [(where, part) for name, block in config.blocks.items() for where, part in _residuals(block, name)]
+    first, form = forms[0]
+    for where, part in forms[1:]:
+        ours, theirs = (RESIDUALS.get(each.name).streams for each in (form, part))
+        if ours is not theirs or (ours is not None and part.options != form.options):
+            raise RecipeError(
+                f"{place}.blocks.{where}: '{part.name}' works on another stream than '{form.name}' in {first}: all "
+                "blocks need one, with the same options"
+            )
+
+
+def _residuals(block: BlockConfig, place: str) -> Iterator[tuple[str, Part]]:
+    yield f"{place}.residual", block.residual
+    if block.ffn_residual is not None:
+        yield f"{place}.ffn_residual", block.ffn_residual
+
+
+def build(registry: Registry, part: Part, place: str, *context: Any, cls: Any = None) -> Any:
+    """The part, built from its options behind the positional `context`; or `cls` with the part's options. RecipeError
+    leads with the place of what its constructor refuses."""
+    options = decode_options(registry.get(part.name, place), part.options, f"{place}.options")
+    try:
+        return (cls or registry.get(part.name))(*context, **options)
+    except ValueError as error:
+        raise RecipeError(f"{place}.{'' if str(error).startswith('gates.') else 'options.'}{error}") from None
 
 
 def granularity_of(gate: type, options: Mapping[str, Any]) -> str | None:
@@ -130,7 +196,8 @@ def _check_layer_count(config: StackConfig, place: str) -> None:
 def _named_parts(block: BlockConfig, place: str) -> Iterator[tuple[str, Registry, Part]]:
     """(place, registry, part) of what a block names outright. The kind of its gates only the mixer's class can tell."""
     yield f"{place}.mixer", MIXERS, block.mixer
-    yield f"{place}.residual", RESIDUALS, block.residual
+    for where, residual in _residuals(block, place):
+        yield where, RESIDUALS, residual
     if block.ffn is not None:
         yield f"{place}.ffn", FFNS, block.ffn
 

@@ -130,6 +130,7 @@ OUTPUT = Registry("output gate", "zoo.gates.output", "OutputGate")
 BRANCH = Registry("branch gate", "zoo.gates.branch", "BranchGate")
 MIXERS = Registry("mixer", "zoo.mixers", "Mixer")
 FFNS = Registry("ffn", "zoo.ffns", "FFN")
+ROUTERS = Registry("router", "zoo.routers", "Router")
 RESIDUALS = Registry("residual form", "zoo.nn.residual", "Residual")
 
 GATES: dict[str, Registry] = {"decay": DECAY, "write": WRITE, "output": OUTPUT, "branch": BRANCH}
@@ -137,6 +138,7 @@ REGISTRIES: dict[str, Registry] = {
     **{f"gates/{kind}": registry for kind, registry in GATES.items()},
     "mixers": MIXERS,
     "ffns": FFNS,
+    "routers": ROUTERS,
     "residuals": RESIDUALS,
 }
 
@@ -154,8 +156,8 @@ def recipe_names() -> list[str]:
 
 
 def list_names(kind: str = "recipes") -> list[str]:
-    """Names that a recipe may use, sorted: `recipes` (family/size), `gates` (kind/key), `mixers`, `ffns`, `residuals`,
-    or one gate kind (`decay`, ...). Raises RecipeError for another word."""
+    """Names that a recipe may use, sorted: `recipes` (family/size), `gates` (kind/key), `mixers`, `ffns`, `routers`,
+    `residuals`, or one gate kind (`decay`, ...). Raises RecipeError for another word."""
     if kind == "recipes":
         return recipe_names()
     if kind == "gates":
@@ -163,5 +165,5 @@ def list_names(kind: str = "recipes") -> list[str]:
     registries = {**REGISTRIES, **GATES}
     if kind in registries:
         return registries[kind].names()
-    known = ["recipes", "mixers", "gates", "ffns", "residuals", *GATES]
+    known = ["recipes", "mixers", "gates", "ffns", "routers", "residuals", *GATES]
     raise RecipeError(f"cannot list '{kind}'{did_you_mean(kind, known)}")

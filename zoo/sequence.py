@@ -19,6 +19,21 @@ from zoo.ops import check_cu_seqlens
 
 
 @dataclass
+class Ledger:
+    """What the layers write down in a call that computes the loss.
+
+    losses      what they add to it, by name; of one name all layers' terms are summed
+    statistics  what a router has seen of this call's tokens, by layer: sums that may be added over calls and processes
+    """
+
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    statistics: dict[int, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, loss: Tensor) -> None:
+        self.losses[name] = self.losses[name] + loss if name in self.losses else loss
+
+
+@dataclass
 class Layout:
     """The layout of one call.
 
@@ -27,6 +42,8 @@ class Layout:
     bounds      cu_seqlens as a list
     past        tokens carried by the cache: one number (dense), or one a document (packed)
     rows        the cache rows of the documents, or None for all in order
+    tokens      [B,T] int64, or None where the call has only hidden states
+    ledger      where routers write down what they have seen; None in a call that computes no loss
     shared      what a layer leaves, by name, for the layers above it (RWKV-7's first values)
     """
 
@@ -35,6 +52,8 @@ class Layout:
     bounds: list[int] | None = None
     past: int | list[int] = 0
     rows: list[int] | None = None
+    tokens: Tensor | None = None
+    ledger: Ledger | None = None
     shared: dict[str, Tensor] = field(default_factory=dict)
     _angles: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ gate's: the sizes of the place that it fills in one layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +52,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a mixer, a gate or an FFN may know of the stack around it. `like_me` counts the layers below that have the
-    same mixer."""
+    """What a part may know of the stack around it. `like_me` counts the layers below that have the same mixer;
+    `sublayer` is the one that a residual form belongs to."""
 
     d_model: int
     layer: int = 0
     n_layers: int = 1
     norm: NormConfig = NormConfig()
     like_me: int = 0
+    sublayer: Literal["mixer", "ffn"] = "mixer"
 
     def slot(self, name: str, n_heads: int, head_dim: int, d_in: int | None = None) -> Slot:
         """The slot `name` of this layer; the gate reads the layer's input unless `d_in` gives another width."""

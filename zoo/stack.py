@@ -1,58 +1,24 @@
-"""Block and Stack: embed -> blocks -> norm -> head. Plain torch; usable without Lightning."""
+"""Stack: embed -> blocks -> norm -> head. Plain torch; usable without Lightning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.cache import Cache, LayerCache
-from zoo.config import BlockConfig, StackConfig
-from zoo.decode import Part, decode_options
-from zoo.ffns import FFN
-from zoo.mixers import Mixer
+from zoo.block import Block, build_streams
+from zoo.cache import Cache
+from zoo.config import StackConfig
+from zoo.multi_token import MultiToken
 from zoo.nn import RMSNorm
 from zoo.nn.cross_entropy import cross_entropy
-from zoo.nn.residual import Residual
 from zoo.nn.sampling import sample
 from zoo.recipe import Recipe, load_stack_config, read_recipe
-from zoo.registry import FFNS, MIXERS, RESIDUALS, RecipeError, Registry
-from zoo.sequence import Entry, Layout, lay_out
+from zoo.sequence import Entry, Layout, Ledger, lay_out
 from zoo.shapes import LayerContext
-
-
-class Block(nn.Module):
-    """One layer: a mixer and, where there is one, an FFN, each in a residual of its own."""
-
-    def __init__(self, config: BlockConfig, context: LayerContext, place: str):
-        super().__init__()
-        build = partial(_build, context=context)
-        self.mixer: Mixer = build(MIXERS, config.mixer, f"{place}.mixer", gates=config.mixer.gates)
-        self.mixer_residual: Residual = build(RESIDUALS, config.residual, f"{place}.residual")
-        self.ffn: FFN | None = None
-        if config.ffn is not None:
-            self.ffn = build(FFNS, config.ffn, f"{place}.ffn")
-            self.ffn_residual: Residual = build(RESIDUALS, config.residual, f"{place}.residual")
-
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        x = self.mixer_residual(x, lambda h: self.mixer(h, layout, cache))
-        return x if self.ffn is None else self.ffn_residual(x, self.ffn)
-
-
-def _build(
-    registry: Registry, part: Part, place: str, *, context: LayerContext, gates: Mapping[str, Part] | None = None
-) -> Any:
-    cls = registry.get(part.name, place)
-    options = decode_options(cls, part.options, f"{place}.options")
-    positional = (context,) if gates is None else (context, gates)
-    try:
-        return cls(*positional, **options)
-    except ValueError as error:
-        raise RecipeError(f"{place}.{'' if str(error).startswith('gates.') else 'options.'}{error}") from None
 
 
 class Stack(nn.Module):
@@ -67,18 +33,23 @@ class Stack(nn.Module):
         self.config = config
         # from_pretrained leaves out nn.Embedding's own start, which on the meta device costs seconds of imports
         self.embed = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
+        first = config.layers[0]
+        self.streams = build_streams(
+            config.blocks[first], LayerContext(config.d_model, norm=config.norm), _place(first)
+        )
         self.layers = nn.ModuleList(
-            Block(
-                config.blocks[name],
-                LayerContext(config.d_model, layer, config.n_layers, config.norm, _same_mixer_below(config, layer)),
-                f"model.stack.blocks.{name}",
-            )
+            Block(config.blocks[name], _context(config, layer, name), _place(name))
             for layer, name in enumerate(config.layers)
         )
         self.norm = RMSNorm(config.d_model, config.norm)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
+        self.multi_token: MultiToken | None = None
+        if config.multi_token is not None:
+            name = config.multi_token.block
+            context = _context(config, config.n_layers, name)
+            self.multi_token = MultiToken(config.blocks[name], context, _place(name))
         if not self.embed.weight.is_meta:
             self.reset_parameters()
 
@@ -122,24 +93,32 @@ class Stack(nn.Module):
         if cache is not None:
             with torch.no_grad():
                 entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
-                return entry.leave(self.head(hidden))
-        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, None)
-        return entry.leave(self.head(hidden))
+                return entry.leave(self.head(self.norm(hidden)))
+        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
+        return entry.leave(self.head(self.norm(hidden)))
 
     def _hidden(
-        self, tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, cache: Cache | None
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor | None,
+        mask: Tensor | None,
+        cache: Cache | None = None,
+        ledger: Ledger | None = None,
     ) -> tuple[Entry, Tensor]:
-        """The entry, and the normed hidden states in its layout."""
+        """The entry, and the hidden states before the last norm in its layout."""
         entry = lay_out(tokens, cu_seqlens, mask, cache.lengths if cache is not None else None)
         tokens = entry.enter(tokens)
         self._check_tokens("tokens", tokens)
+        entry.layout.tokens, entry.layout.ledger = tokens, ledger
         if cache is not None:
             cache.advance(entry.layout, tokens.shape[1])
         x = self.embed(tokens)
-        if tokens.numel():
-            for index, layer in enumerate(self.layers):
-                x = layer(x, entry.layout, cache.layers[index] if cache is not None else None)
-        return entry, self.norm(x)
+        if not tokens.numel():
+            return entry, x
+        stream = x if self.streams is None else self.streams.open(x)
+        for index, layer in enumerate(self.layers):
+            stream = layer(stream, entry.layout, cache.layers[index] if cache is not None else None)
+        return entry, stream if self.streams is None else self.streams.close(stream)
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
         # on a GPU the look would stall the stream, and the embedding's own assertion stops the run
@@ -157,22 +136,39 @@ class Stack(nn.Module):
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean cross-entropy in nats over the targets, float32, and its parts.
+        """What to descend, float32: the mean cross-entropy in nats over the targets, and what routers and multi-token
+        prediction add to it.
 
         labels [B,T]: the target of each position, -100 for none; by default the next token of the same document.
-        Padding and the last token of a document have no target. parts: `cross_entropy` (the mean) and `n_targets`.
+        Padding and the last token of a document have no target. parts: `cross_entropy` (the mean) and `n_targets`;
+        each addition by its name, weighted; `router/LAYER`, the statistics that the router of a layer updates itself
+        by.
         """
-        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, None)
+        ledger = Ledger()
+        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, ledger=ledger)
         if labels is None:
-            targets = _next_tokens(entry.enter(tokens), entry.layout)
+            targets = _from_the_next(entry.enter(tokens), entry.layout)
         else:
             if labels.shape != tokens.shape:
                 raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
             targets = entry.enter(labels)
             self._check_tokens("labels", targets[targets != -100])
-        total, n_targets = cross_entropy(hidden.flatten(0, 1), self.head.weight, targets.flatten().long())
-        mean = total / n_targets.clamp_min(1)
-        return mean, {"cross_entropy": mean.detach(), "n_targets": n_targets}
+        mean, n_targets = self._cross_entropy(self.norm(hidden), targets)
+        if self.multi_token is not None and self.config.multi_token is not None:
+            following = _from_the_next(entry.enter(tokens), entry.layout)
+            embedded = self.embed(following.clamp_min(0))  # behind the last token of a document there is no target
+            predicted = self.multi_token(hidden, embedded, entry.layout)
+            second, _ = self._cross_entropy(predicted, _from_the_next(targets, entry.layout))
+            ledger.add("multi_token", self.config.multi_token.weight * second)
+        loss = mean + sum(ledger.losses.values())
+        added = {name: term.detach() for name, term in ledger.losses.items()}
+        statistics = {f"router/{layer}": seen for layer, seen in ledger.statistics.items()}
+        return loss, {"cross_entropy": mean.detach(), "n_targets": n_targets, **added, **statistics}
+
+    def _cross_entropy(self, normed: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over the targets that are none of -100, and their number."""
+        total, n_targets = cross_entropy(normed.flatten(0, 1), self.head.weight, targets.flatten().long())
+        return total / n_targets.clamp_min(1), n_targets
 
     def init_cache(self, batch_size: int, max_length: int | None = None) -> Cache:
         """An empty cache for `batch_size` documents: preallocated for `max_length` tokens each, or growing."""
@@ -210,14 +206,19 @@ class Stack(nn.Module):
         return torch.cat(out, dim=1)
 
 
-def _same_mixer_below(config: StackConfig, layer: int) -> int:
-    mixers = [config.blocks[name].mixer.name for name in config.layers[: layer + 1]]
-    return mixers[:-1].count(mixers[-1])
+def _place(block: str) -> str:
+    return f"model.stack.blocks.{block}"
 
 
-def _next_tokens(tokens: Tensor, layout: Layout) -> Tensor:
-    """The token after each, -100 behind the last of a document."""
-    targets = tokens.roll(-1, dims=1)
+def _context(config: StackConfig, layer: int, block: str) -> LayerContext:
+    mixers = [config.blocks[name].mixer.name for name in config.layers[:layer]]
+    same_below = mixers.count(config.blocks[block].mixer.name)
+    return LayerContext(config.d_model, layer, config.n_layers, config.norm, same_below)
+
+
+def _from_the_next(values: Tensor, layout: Layout) -> Tensor:
+    """[B,T]: of each token what its next one has (itself, or its target); -100 behind the last of a document."""
+    targets = values.roll(-1, dims=1)
     targets[:, -1:] = -100
     if layout.bounds is not None:
         targets[0, [end - 1 for end in layout.bounds[1:]]] = -100

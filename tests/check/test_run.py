@@ -47,7 +47,7 @@ class Square(FFN):
         self.up = nn.Linear(context.d_model, width, bias=False)
         self.down = nn.Linear(width, context.d_model, bias=False)
 
-    def forward(self, x):
+    def forward(self, x, layout):
         return self.down(self.up(x).square())
 '''
 

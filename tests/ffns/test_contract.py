@@ -26,5 +26,5 @@ def test_swiglu() -> None:
     ffn = ffns.variants("swiglu")[0].redrawn()
     x = torch.randn(1, 3, 24, dtype=torch.float64)
     gate, up, down = ffn.gate_proj.weight, ffn.up_proj.weight, ffn.down_proj.weight
-    assert_close(ffn(x), (F.silu(x @ gate.T) * (x @ up.T)) @ down.T, FORWARD[torch.float64])
+    assert_close(ffns.run(ffn, x), (F.silu(x @ gate.T) * (x @ up.T)) @ down.T, FORWARD[torch.float64])
     assert gate.shape == (64, 24), "8/3 · 24"

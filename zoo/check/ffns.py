@@ -14,7 +14,9 @@ from zoo.check.contract import SEED, Contract, Trial, contract
 from zoo.check.parts import dead_rows, slope
 from zoo.check.tolerances import FORWARD
 from zoo.check.values import label, other_values
+from zoo.ffns import FFN
 from zoo.registry import FFNS
+from zoo.sequence import dense
 from zoo.shapes import LayerContext
 
 D = 24
@@ -54,19 +56,26 @@ def draw_x(t: Trial, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, D, dtype=dtype)
 
 
+def run(ffn: FFN, x: Tensor) -> Tensor:
+    """y of a call whose tokens are all the same, so that an FFN that reads them has some."""
+    layout = dense(x.shape[0], x.shape[1], x.device)
+    layout.tokens = torch.zeros(x.shape[:2], dtype=torch.int64)
+    return ffn(x, layout)
+
+
 @contract
 def each_token_alone(case: FFNCase, t: Trial) -> None:
     """y has the shape of x, and a token's y hangs on that token alone"""
     ffn, x = case.redrawn(), draw_x(t, 2, 5)
     other = x.clone()
     other[:, 2] += 1
-    before, after = ffn(x), ffn(other)
+    before, after = run(ffn, x), run(ffn, other)
     t.hold(before.shape == x.shape, f"y {list(before.shape)}", f"{list(x.shape)}")
     t.given(f"{t.input}, and the same with 1 added to token 2")
     t.equal(after[:, [0, 1, 3, 4]], before[:, [0, 1, 3, 4]], "y of the other tokens")
     t.hold(bool((before[:, 2] != after[:, 2]).any()), "the same y for token 2", "another")
     t.given(f"x [1, 1, {D}], float64")
-    t.close(ffn(x[:1, 2:3]), before[:1, 2:3], FORWARD[torch.float64], "y")
+    t.close(run(ffn, x[:1, 2:3]), before[:1, 2:3], FORWARD[torch.float64], "y")
 
 
 @contract
@@ -74,7 +83,7 @@ def every_parameter_learns(case: FFNCase, t: Trial) -> None:
     """every row of every matrix and every entry of every vector has a gradient"""
     ffn = case.redrawn()
     parameters = dict(ffn.named_parameters())
-    loss = ffn(draw_x(t, 2, 33)).square().sum()
+    loss = run(ffn, draw_x(t, 2, 33)).square().sum()
     dead_rows(
         t, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True))
     )
@@ -84,9 +93,11 @@ def every_parameter_learns(case: FFNCase, t: Trial) -> None:
 def the_gradient_is_the_slope(case: FFNCase, t: Trial) -> None:
     """the backward agrees with differences of the forward, in float64"""
     ffn, x = case.redrawn(), draw_x(t, 1, 2).requires_grad_()
-    slope(t, lambda: ffn(x).sum(), {"x": x, **dict(ffn.named_parameters())})
+    slope(t, lambda: run(ffn, x).sum(), {"x": x, **dict(ffn.named_parameters())})
     t.hold(
-        torch.autograd.gradcheck(ffn, x, raise_exception=False), "a wrong entry of dy/dx", "the slope in every entry"
+        torch.autograd.gradcheck(lambda x: run(ffn, x), x, raise_exception=False),
+        "a wrong entry of dy/dx",
+        "the slope in every entry",
     )
 
 
@@ -94,7 +105,7 @@ def the_gradient_is_the_slope(case: FFNCase, t: Trial) -> None:
 def precisions(case: FFNCase, t: Trial) -> None:
     """it runs in float32 and in bfloat16, and keeps the dtype"""
     for dtype in (torch.float32, torch.bfloat16):
-        out = case.redrawn(dtype)(draw_x(t, 2, 5, dtype=dtype))
+        out = run(case.redrawn(dtype), draw_x(t, 2, 5, dtype=dtype))
         t.hold(out.dtype == dtype, f"{out.dtype}", f"{dtype}")
         t.finite(out, "y")
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from zoo.decode import Size
 from zoo.ffns import FFN, register
+from zoo.sequence import Layout
 from zoo.shapes import LayerContext
 
 
@@ -28,5 +29,5 @@ class SwiGLU(FFN):
         self.up_proj = nn.Linear(context.d_model, width, bias=False)
         self.down_proj = nn.Linear(width, context.d_model, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

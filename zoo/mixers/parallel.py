@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.cache import LayerCache
-from zoo.config import MixerPart
-from zoo.decode import Part, Size, decode_options
+from zoo.config import MixerPart, build
+from zoo.decode import Part, Size
 from zoo.mixers._mixer import Mixer, register
 from zoo.nn import RMSNorm
 from zoo.registry import MIXERS
@@ -53,7 +53,9 @@ class Parallel(Mixer):
         if join_rank is not None and join == "sum":
             raise ValueError(f"join_rank: {join_rank} says nothing about a sum; it is for join: concat")
         self.n_heads = n_heads
-        self.branches: Any = nn.ModuleList(_build(part, context, f"branches[{i}]") for i, part in enumerate(branches))
+        self.branches: Any = nn.ModuleList(
+            build(MIXERS, part, f"branches[{i}]", context, part.gates) for i, part in enumerate(branches)
+        )
         d_model, n = context.d_model, len(branches)
         self.norms: Any = None
         if branch_norm:
@@ -89,13 +91,3 @@ class Parallel(Mixer):
 
     def op_flops(self, length: int) -> float:
         return sum(branch.op_flops(length) for branch in self.branches)
-
-
-def _build(part: MixerPart, context: LayerContext, place: str) -> Any:
-    """The mixer of a branch. ValueError names the branch."""
-    cls = MIXERS.get(part.name)
-    options = decode_options(cls, part.options, f"{place}.options")
-    try:
-        return cls(context, part.gates, **options)
-    except ValueError as error:
-        raise ValueError(f"{place}.{'' if str(error).startswith('gates.') else 'options.'}{error}") from None
