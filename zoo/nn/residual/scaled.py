@@ -11,10 +11,10 @@ from zoo.shapes import LayerContext
 
 @register("scaled")
 class Scaled(Residual):
-    """x' = alpha · h + beta · f(h), h = norm(x). MiniMax-Text-01 (arXiv:2501.08313), whose alpha is 80^(1/4) · 1.19 for
-    its 80 layers.
+    """x' = alpha · h + beta · f(h), h = norm(x). MiniMax-Text-01 (arXiv:2501.08313, §2), whose alpha is DeepNorm's
+    (2 · 80)^(1/4) for its 80 layers.
 
-    Not a pre-norm with factors: what is carried on is h, not x, so the stream is normalised at each sublayer.
+    Not a pre-norm with factors: what is carried on is h, not x, so each sublayer normalises the stream.
     """
 
     def __init__(self, context: LayerContext, *, alpha: float = 3.5565588200778455, beta: float = 1.0):
