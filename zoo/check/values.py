@@ -48,7 +48,7 @@ OTHER: dict[str, list[Any]] = {
     "shift_rank": [5],
     "value_rank": [5],
     "k": [2],
-    "block_size": [2, 1],
+    "block_size": [1, 2],
     "n_streams": [3],
     "sinkhorn_iters": [2],
     "softcap": [1.5],
