@@ -120,7 +120,8 @@ def naive() -> ModuleType:
         pytest.skip("fla, the oracle, is not installed")
     file = Path(found.origin).parent / "ops" / "attnres" / "naive.py"
     spec = importlib.util.spec_from_file_location("naive_attnres", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -143,8 +144,8 @@ def test_a_read_is_fla_s(naive: ModuleType, n_sources: int) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 12])
 def test_which_reads_see_which_blocks(block_size: int) -> None:
-    """The walk through Kimi K3's layers, written out: at every `block_size`-th layer the sum so far becomes a block, but
-    only after the mixer has read it as the running one; what the mixer gives begins the next sum."""
+    """The walk through Kimi K3's layers, written out: at every `block_size`-th layer the running sum becomes a block, and
+    what the mixer gives begins the next one."""
     n_layers = 7
     ours = Layers("attn_res", {"block_size": block_size}, {"block_size": block_size}, 1e-5, n_layers, D).double()
     with torch.no_grad():

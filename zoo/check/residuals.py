@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,11 +54,9 @@ class Depth(nn.Module):
         super().__init__()
         context = LayerContext(D, n_layers=N_LAYERS)
         self.streams = None if case.cls.streams is None else case.cls.streams(context, **case.options)
-        places = itertools.product(range(N_LAYERS), ("mixer", "ffn"))
-        self.residuals = nn.ModuleList(
-            case.cls(replace(context, layer=layer, sublayer=sublayer, opens=layer == 0), **case.options)
-            for layer, sublayer in places
-        )
+        layers = [replace(context, layer=layer, opens=layer == 0) for layer in range(N_LAYERS)]
+        places = [place for layer in layers for place in (layer, replace(layer, sublayer="ffn"))]
+        self.residuals = nn.ModuleList(case.cls(place, **case.options) for place in places)
         self.register_buffer("weights", torch.randn(2 * N_LAYERS, D, D) / D**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
