@@ -137,7 +137,9 @@ def test_batches_add_up_by_their_targets() -> None:
     lm, tokens = build(), draw(1, 12)
     whole, parts = lm.loss(tokens, cu_seqlens=torch.tensor([0, 9, 12]))
     pieces = [lm.loss(piece) for piece in tokens.split([9, 3], dim=1)]
-    assert_close(sum(loss * own["n_targets"] for loss, own in pieces) / parts["n_targets"], whole, FORWARD[torch.float64])
+    assert_close(
+        sum(loss * own["n_targets"] for loss, own in pieces) / parts["n_targets"], whole, FORWARD[torch.float64]
+    )
 
 
 class Counting(FFN):
@@ -164,7 +166,7 @@ def test_its_router_is_one_more_layer() -> None:
         "router/1": 10,
         "router/2": 10,
     }
-    assert list(parts)[:4] == list(plain[1])[:2] + ["balance", "multi_token"]
+    assert list(parts)[:4] == [*list(plain[1])[:2], "balance", "multi_token"]
     added = parts["cross_entropy"] + parts["balance"] + parts["multi_token"]
     assert_close(loss.detach(), added, FORWARD[torch.float64])
 
@@ -252,4 +254,4 @@ def test_a_block_of_its_own_may_have_another_stream() -> None:
     lm = build(blocks=blocks, multi_token={"block": "c"})
     assert lm.streams is None
     assert torch.isfinite(lm.loss(draw(2, 5))[0])
-    assert VOCAB == lm.config.vocab_size
+    assert lm.config.vocab_size == VOCAB

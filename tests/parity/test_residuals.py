@@ -144,8 +144,8 @@ def test_a_read_is_fla_s(naive: ModuleType, n_sources: int) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 12])
 def test_which_reads_see_which_blocks(block_size: int) -> None:
-    """The walk through Kimi K3's layers, written out: at every `block_size`-th layer the running sum becomes a block, and
-    what the mixer gives begins the next one."""
+    """The walk through Kimi K3's layers, written out: at every `block_size`-th layer the running sum becomes a block,
+    and what the mixer gives begins the next one."""
     n_layers = 7
     ours = Layers("attn_res", {"block_size": block_size}, {"block_size": block_size}, 1e-5, n_layers, D).double()
     with torch.no_grad():

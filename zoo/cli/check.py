@@ -1,4 +1,4 @@
-"""zoo check PATH[:CLASS]: the contract suite for somebody's gate, mixer or FFN."""
+"""zoo check PATH[:CLASS]: the contract suite for somebody's gate, mixer, FFN or residual form."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from zoo.stack import Stack
 def shard(lm: Stack, mesh: DeviceMesh, device: torch.device) -> Stack:
     """`lm`, on the meta device, sharded over the mesh and only then given memory and initialised.
 
-    Units: every block, that of multi-token prediction too, the rest (embedding, norm, head), and, apart from its block, every module that declares
-    `keep_float32`, which is gathered in float32 whatever the others are.
+    Units: every block, that of multi-token prediction too, the rest (embedding, norm, head), and, apart from its block,
+    every module that declares `keep_float32`, which is gathered in float32 whatever the others are.
     """
     if mesh["tensor_parallel"].size() > 1:
         raise RecipeError(
