@@ -35,7 +35,8 @@ def account(
     chosen for. Layers of one block run alike, so each block is run once, on the meta device.
 
         params           total, active (without the experts that a token passes by), active_one_embedding, embedding
-                         (input and output matrix), gates (by kind, by slot)
+                         (input and output matrix), multi_token (that layer, which only training runs and all the
+                         others count), gates (by kind, by slot)
         layers           for each: layer, block, mixer, ffn, gates, params, flops_per_token, state_bytes, backend (of
                          each op, in a training step), refused (for each op the backends before it, and why)
         flops_per_token  of all layers and the head
@@ -83,12 +84,14 @@ def _costs(block: Block, length: int) -> dict[str, Any]:
 
 def _params(model: Stack, layers: list[Block]) -> dict[str, Any]:
     total = _count(model.parameters())
-    active = total - sum(_idle(block) for block in layers)
+    extra = model.multi_token
+    blocks = layers if extra is None else [*layers, extra.block]
+    active = total - sum(_idle(block) for block in blocks)
     one = model.embed.weight.numel()
     both = one if model.config.tie_embeddings else one + model.head.weight.numel()
     by_kind: Counter[str] = Counter()
     by_slot: Counter[str] = Counter()
-    for block in layers:
+    for block in blocks:
         for name, gate in named_gates(block.mixer).items():
             by_kind[gate.kind] += _count(gate.parameters())
             by_slot[name.rpartition(".")[2]] += _count(gate.parameters())
@@ -97,6 +100,7 @@ def _params(model: Stack, layers: list[Block]) -> dict[str, Any]:
         "active": active,
         "active_one_embedding": active - (both - one),
         "embedding": both,
+        "multi_token": 0 if extra is None else _count(extra.parameters()),
         "gates": {"total": by_kind.total(), "by_kind": dict(by_kind), "by_slot": dict(by_slot)},
     }
 

@@ -15,8 +15,12 @@ from zoo.shapes import LayerContext
 class MultiToken(nn.Module):
     """h'_t = norm(block(W [norm_h(h_t) | norm_e(embed(x_{t+1}))])), from which the stack's head predicts x_{t+2}.
 
-    h [B,T,D] are the hidden states before the stack's last norm. Embedding and head are the stack's own. DeepSeek-V3
-    (arXiv:2412.19437, §2.2) at depth one; Qwen3-Next, GLM-5 and Kimi K3 train with the same.
+    h [B,T,D] are the hidden states before the stack's last norm, where streams have closed; the block opens its own.
+    Embedding and head are the stack's own. Its loss is weight/n Σ_t -ln p(x_{t+2}), n the number of next tokens
+    predicted. Only `Stack.loss` runs it.
+
+    DeepSeek-V3 (arXiv:2412.19437, §2.2) at depth one, with W as the paper has it: checkpoints (`eh_proj`, `mtp.fc`)
+    have the embedding's columns first. Qwen3-Next, GLM-5 and Kimi K3 train with the same.
     """
 
     def __init__(self, block: BlockConfig, context: LayerContext, place: str):

@@ -155,22 +155,25 @@ class Stack(nn.Module):
                 raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
             targets = entry.enter(labels)
             self._check_tokens("labels", targets[targets != -100])
-        mean, n_targets = self._cross_entropy(self.norm(hidden), targets)
+        total, n_targets = self._cross_entropy(self.norm(hidden), targets)
+        mean = total / n_targets.clamp_min(1)
         if self.multi_token is not None and self.config.multi_token is not None:
-            following = _from_the_next(entry.enter(tokens), entry.layout)
-            embedded = self.embed(following.clamp_min(0))  # behind the last token of a document there is no target
-            predicted = self.multi_token(hidden, embedded, entry.layout)
+            predicted = hidden
+            if hidden.numel():
+                following = _from_the_next(entry.enter(tokens), entry.layout)
+                # the last token of a document has none to follow it: any will do, for nobody sees that position
+                predicted = self.multi_token(hidden, self.embed(following.clamp_min(0)), entry.layout)
             second, _ = self._cross_entropy(predicted, _from_the_next(targets, entry.layout))
-            ledger.add("multi_token", self.config.multi_token.weight * second)
+            # over as many as the first, as DeepSeek-V3 has it: so batches add up by one number of targets
+            ledger.add("multi_token", self.config.multi_token.weight * second / n_targets.clamp_min(1))
         loss = mean + sum(ledger.losses.values())
         added = {name: term.detach() for name, term in ledger.losses.items()}
         statistics = {f"router/{layer}": seen for layer, seen in ledger.statistics.items()}
         return loss, {"cross_entropy": mean.detach(), "n_targets": n_targets, **added, **statistics}
 
     def _cross_entropy(self, normed: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over the targets that are none of -100, and their number."""
-        total, n_targets = cross_entropy(normed.flatten(0, 1), self.head.weight, targets.flatten().long())
-        return total / n_targets.clamp_min(1), n_targets
+        """The sum over the targets that are none of -100, and their number."""
+        return cross_entropy(normed.flatten(0, 1), self.head.weight, targets.flatten().long())
 
     def init_cache(self, batch_size: int, max_length: int | None = None) -> Cache:
         """An empty cache for `batch_size` documents: preallocated for `max_length` tokens each, or growing."""
@@ -220,7 +223,10 @@ def _place(block: str) -> str:
 def _context(config: StackConfig, layer: int, block: str) -> LayerContext:
     mixers = [config.blocks[name].mixer.name for name in config.layers[:layer]]
     same_below = mixers.count(config.blocks[block].mixer.name)
-    return LayerContext(config.d_model, layer, config.n_layers, config.norm, same_below)
+    # the layer of multi-token prediction is one more, behind the last and with a stream of its own
+    n_layers = max(config.n_layers, layer + 1)
+    opens = layer in (0, config.n_layers)
+    return LayerContext(config.d_model, layer, n_layers, config.norm, same_below, opens=opens)
 
 
 def _from_the_next(values: Tensor, layout: Layout) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from tests.train import toy
 from zoo.train import Checkpoints, default_callbacks, quiet
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--weights")
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--optimizer", default="zoo.train.MuonAdamW")
+    parser.add_argument("--residual", help="the form of all blocks, and multi-token prediction")
     options = parser.parse_args()
     torch.set_num_threads(1)
     quiet()
@@ -35,7 +37,13 @@ def main() -> None:
         precision=options.precision,
         accumulate_grad_batches=2 // world,
     )
-    module = toy.module(optimizer={"class_path": options.optimizer, "init_args": {"lr": 0.01}}, weights=options.weights)
+    stack = toy.STACK
+    if options.residual is not None:
+        residual = yaml.safe_load(options.residual)
+        blocks = {name: {**block, "residual": residual} for name, block in stack["blocks"].items()}
+        stack = {**stack, "blocks": blocks, "multi_token": {"block": "attn"}}
+    optimizer = {"class_path": options.optimizer, "init_args": {"lr": 0.01}}
+    module = toy.module(stack=stack, optimizer=optimizer, weights=options.weights)
     trainer.fit(module, datamodule=Split(), ckpt_path=options.ckpt_path)
     if options.strategy != "fsdp" and trainer.is_global_zero:
         torch.save(dict(module.named_parameters()), options.folder / "weights.pt")

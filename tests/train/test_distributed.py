@@ -72,6 +72,21 @@ def test_a_sharded_run(tmp_path: Path, optimizer: str) -> None:
     assert_close(*weights, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("residual", ["{name: attn_res, options: {block_size: 1}}", "mhc"])
+def test_a_sharded_run_of_streams_and_multi_token_prediction(tmp_path: Path, residual: str) -> None:
+    """From the same weights the steps of one process, whose targets weigh the same in both losses."""
+    residual = residual if residual != "mhc" else "{name: mhc, options: {collapse: learned, sinkhorn_iters: 3}}"
+    own = ("--optimizer", "torch.optim.AdamW", "--residual", residual)
+    run(tmp_path / "first", "fsdp", 2, *own)
+    for name, strategy in (("sharded", "fsdp"), ("single", "single")):
+        run(tmp_path / name, strategy, 2, *own, "--weights", str(tmp_path / "first"))
+    names = ("first", "sharded", "single")
+    first, *last = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in names]
+    assert_close(*last, tolerance=1e-5)
+    for name, tensor in first.items():
+        assert not torch.equal(tensor, last[0][name]), f"{name} has not moved"
+
+
 def test_a_sharded_run_keeps_decay_in_float32_and_starts_as_it_should(tmp_path: Path) -> None:
     run(tmp_path / "run", "fsdp", 2, "--precision", "bf16-true", "--optimizer", "torch.optim.SGD")
     weights = state(tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "_")

@@ -1,4 +1,4 @@
-"""What any part owes, gate, mixer, FFN or router: a constructor whose options a recipe can say, and a docstring."""
+"""What any part owes, whatever its kind: a constructor whose options a recipe can say, and a docstring."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.check import cases, ffns, forcing, gates, learning, options, parts, routers, stacks
+from zoo.check import cases, ffns, forcing, gates, learning, options, parts, residuals, routers, stacks
 from zoo.check.contract import Contract, Trial, contract
 from zoo.check.parts import Part
 from zoo.registry import MIXERS
@@ -63,16 +63,18 @@ ALONE, STACK, RECIPE = "alone", "in a stack", "in a recipe"
 
 def plan(kind: str, key: str) -> Iterator[Step]:
     """All that a registered part owes, each step worked out when it is asked for; `kind` is a gate's (decay, ...),
-    mixers, ffns or routers. Broken, behind the step `options`, where the options tell nothing to try."""
-    plans = {"mixers": mixer_plan, "ffns": ffn_plan, "routers": router_plan}
+    mixers, ffns, routers or residuals. Broken, behind the step `options`, where the options tell nothing to try."""
+    plans = {"mixers": mixer_plan, "ffns": ffn_plan, "routers": router_plan, "residuals": residual_plan}
     return plans[kind](key) if kind in plans else gate_plan(kind, key)
 
 
 def part_of(kind: str, key: str) -> Part:
+    layer = ("the LayerContext",)
     contexts = {
-        "mixers": ("the LayerContext", "the gates"),
-        "ffns": ("the LayerContext",),
-        "routers": ("the LayerContext", "n_experts", "top_k"),
+        "mixers": (*layer, "the gates"),
+        "ffns": layer,
+        "routers": (*layer, "n_experts", "top_k"),
+        "residuals": layer,
     }
     context = contexts.get(kind, ("the Slot",))
     return Part(f"{kind}/{key}", options.class_of(kind, key), context)
@@ -113,6 +115,14 @@ def router_plan(key: str) -> Iterator[Step]:
     yield from _steps(ALONE, parts.CONTRACTS, [part_of("routers", key)])
     yield from _steps(ALONE, routers.CONTRACTS, routers.variants(key))
     yield from option_steps("routers", key)
+
+
+def residual_plan(key: str) -> Iterator[Step]:
+    """A residual form around plain sublayers, with each option; and in stacks what a mixer owes there."""
+    yield from _steps(ALONE, parts.CONTRACTS, [part_of("residuals", key)])
+    yield from _steps(ALONE, residuals.CONTRACTS, residuals.variants(key))
+    yield from option_steps("residuals", key)
+    yield from _steps(STACK, residuals.IN_A_STACK, residuals.stacks_with(key))
 
 
 def _steps(section: str, contracts: Sequence[Contract[Any]], tried: Sequence[Any]) -> Iterator[Step]:

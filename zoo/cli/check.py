@@ -1,4 +1,4 @@
-"""zoo check PATH[:CLASS]: the contract suite for somebody's gate, mixer, FFN or router."""
+"""zoo check PATH[:CLASS]: the contract suite for somebody's gate, mixer, FFN, router or residual form."""
 
 from __future__ import annotations
 

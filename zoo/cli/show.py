@@ -89,6 +89,7 @@ def _summary(report: dict[str, Any]) -> list[str]:
         f"parameters   {params['total']:,} ({params['embedding']:,} in embeddings, {gates['total']:,} in gates"
         + (f": {slots})" if slots else ")"),
         f"active       {params['active']:,} ({params['active_one_embedding']:,} with one embedding matrix)",
+        *([f"multi-token  {params['multi_token']:,}, in training only"] if params["multi_token"] else []),
         f"operations   {_si(report['flops_per_token'])} FLOPs a token, forward, at {report['length']:,} tokens",
         f"state        {_bytes(report['state_bytes'])} a sequence of {report['length']:,} tokens, in float32",
     ]

@@ -18,8 +18,8 @@ from zoo.stack import Stack
 def shard(lm: Stack, mesh: DeviceMesh, device: torch.device) -> Stack:
     """`lm`, on the meta device, sharded over the mesh and only then given memory and initialised.
 
-    Units: every block, the rest (embedding, norm, head), and, apart from its block, every module that declares
-    `keep_float32`, which is gathered in float32 whatever the others are.
+    Units: every block, that of multi-token prediction too, the rest (embedding, norm, head), and, apart from its block,
+    every module that declares `keep_float32`, which is gathered in float32 whatever the others are.
     """
     if mesh["tensor_parallel"].size() > 1:
         raise RecipeError(
@@ -34,7 +34,8 @@ def shard(lm: Stack, mesh: DeviceMesh, device: torch.device) -> Stack:
         for child in module.children():
             fully_shard(child, mesh=axis, mp_policy=rest)
         fully_shard(module, mesh=axis, mp_policy=own)
-    for block in lm.layers:
+    extra = [] if lm.multi_token is None else [lm.multi_token.block]
+    for block in (*lm.layers, *extra):
         fully_shard(block, mesh=axis, mp_policy=rest)
     fully_shard(lm, mesh=axis, mp_policy=rest)
     register_fsdp_forward_method(lm, "loss")
