@@ -100,7 +100,7 @@ def test_the_same_result_each_time(zoo: Zoo, tmp_path: Path) -> None:  # noqa: F
         ("mine.py:Hrad", GATE, "mine.py: no class 'Hrad'. Did you mean 'Hard'? Known: Hard"),
         ("mine.py:Base", GATE, "mine.py: Base is not registered: put @register('my_key') above Base"),
         ("mine.py", GATE.replace('@register("hard")', ""), "mine.py: registers nothing: put @register('my_key')"),
-        ("mine.py", "x = 1\n", "mine.py: registers no gate, mixer, ffn or residual form"),
+        ("mine.py", "x = 1\n", "mine.py: registers no gate, mixer, ffn, router or residual form"),
         ("mine.py", GATE.replace('"hard"', '"silu"'), "output gate 'silu' is registered twice"),
         ("mine.py", "class A\n", "mine.py:1: SyntaxError"),
         ("mine.py", GATE.replace("(OutputGate)", "(nn.Module)"), "is no zoo.gates.output.OutputGate"),

@@ -17,6 +17,7 @@ from zoo.ops import (
     lightning_indexer,
     linear_attention,
     nsa,
+    selected_attention,
     short_conv,
     trace,
 )
@@ -146,6 +147,8 @@ def calls():
         lambda **how: experts(x[0, :, 0], routes, beta[0], stacked, stacked[:, :8], lambda gate, up: gate * up, **how),
     )
     yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
+    some = torch.tensor([[[-1], [0], [0], [1], [1]]])
+    yield "selected_attention", lambda **how: selected_attention(x, x, x, some, stride=2, **how)
 
 
 @pytest.mark.parametrize(("name", "call"), list(calls()), ids=lambda x: x if isinstance(x, str) else "")
