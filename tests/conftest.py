@@ -12,4 +12,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed writes down the call stack for every device there is not
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)

@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import types
@@ -37,10 +38,12 @@ class Part:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
+@functools.cache  # of a deep stack, signatures and type hints were most of the time that building takes
+def option_parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     """The options of a part: the keyword-only parameters of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
-    return {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    options = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return types.MappingProxyType(options)
 
 
 def decode_options(cls: type, options: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -53,20 +56,29 @@ def decode_options(cls: type, options: Mapping[str, Any], place: str) -> dict[st
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
             raise RecipeError(f"{place}.{name}: missing: {cls.__name__} has no default for it")
-    kinds = _annotations(cls, parameters, place)
+    try:
+        kinds = _annotations(cls)
+    except NameError as error:
+        raise RecipeError(f"{place}: cannot read the option types of {cls.__name__}: {error}") from error
     return {name: decode(kinds.get(name, Any), value, f"{place}.{name}") for name, value in options.items()}
 
 
-def _annotations(cls: type, parameters: Mapping[str, inspect.Parameter], place: str) -> dict[str, Any]:
+@functools.cache
+def _annotations(cls: type) -> dict[str, Any]:
     """The types of the options. Annotations may be postponed, and those of the other parameters need not resolve (they
-    may be imported for type checkers only)."""
+    may be imported for type checkers only). NameError for one that does not."""
+    parameters = option_parameters(cls)
     written = {name: entry.annotation for name, entry in parameters.items() if entry.annotation is not entry.empty}
     init = inspect.unwrap(cls.__init__)  # type: ignore[misc]
     holder = types.SimpleNamespace(__annotations__=written)
-    try:
-        return typing.get_type_hints(holder, getattr(init, "__globals__", {}), include_extras=True)
-    except NameError as error:
-        raise RecipeError(f"{place}: cannot read the option types of {cls.__name__}: {error}") from error
+    return typing.get_type_hints(holder, getattr(init, "__globals__", {}), include_extras=True)
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """The fields of a dataclass, each with its type."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {entry.name: (entry, hints[entry.name]) for entry in dataclasses.fields(kind)}
 
 
 def decode(kind: Any, value: Any, place: str) -> Any:
@@ -157,16 +169,15 @@ def _decode_dataclass(kind: Any, value: Any, place: str) -> Any:
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise _mismatch(kind, value, place)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {entry.name: entry for entry in dataclasses.fields(kind)}
+    fields = _fields(kind)
     for key in value:
         if key not in fields:
             raise RecipeError(f"{place}.{key}: unknown key{did_you_mean(str(key), fields)}")
-    for name, entry in fields.items():
+    for name, (entry, _) in fields.items():
         needed = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         if needed and name not in value:
             raise RecipeError(f"{place}.{name}: missing")
-    decoded = {key: decode(hints[key], item, f"{place}.{key}") for key, item in value.items()}
+    decoded = {key: decode(fields[key][1], item, f"{place}.{key}") for key, item in value.items()}
     try:
         return kind(**decoded)
     except RecipeError:

@@ -95,9 +95,15 @@ class Registry:
             raise RecipeError(f"{lead}{self.noun} '{key}': {_full_name(cls)} is no {_full_name(contract)}")
         return cls
 
-    def _shipped(self) -> list[str]:
-        folder = Path(__file__).parent.joinpath(*self.package.split(".")[1:])
-        return [file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")]
+    def _shipped(self) -> frozenset[str]:
+        return _modules_of(self.package)
+
+
+@functools.cache
+def _modules_of(package: str) -> frozenset[str]:
+    """The modules of a package of zoo, but for those that start with an underscore."""
+    folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
+    return frozenset(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
 
 
 @functools.cache

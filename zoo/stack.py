@@ -16,6 +16,7 @@ from zoo.multi_token import MultiToken
 from zoo.nn import RMSNorm
 from zoo.nn.cross_entropy import cross_entropy
 from zoo.nn.sampling import sample
+from zoo.nn.unfilled import Unfilled
 from zoo.recipe import Recipe, load_stack_config, read_recipe
 from zoo.sequence import Entry, Layout, Ledger, lay_out
 from zoo.shapes import LayerContext
@@ -253,6 +254,6 @@ def load(
     """
     recipe = read_recipe(source, set, imports)
     config = load_stack_config(recipe)
-    with torch.device("meta"), recipe.placing_errors():
+    with torch.device("meta"), Unfilled(), recipe.placing_errors():
         model = Stack(config)
     return model if torch.device(device).type == "meta" else model.materialize(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import cache
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ def recipe(size: str, row: str) -> str:
     return f"{FAMILY}/{size}_{row}"
 
 
+@cache
 def count(name: str) -> int:
     return sum(parameter.numel() for parameter in zoo.load(name, device="meta").parameters())
 

@@ -1,6 +1,7 @@
 """Every shipped recipe: shown, built; every tiny one: trained through the real command line, first losses as known."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -10,24 +11,33 @@ from tests.recipes.golden import FOLDER, STEPS, first_losses, fit, tiny_recipes
 from zoo.cli import main
 
 
+@cache
+def meta(recipe):
+    return zoo.load(recipe, device="meta")
+
+
+def total(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("recipe", zoo.list("recipes"))
 def test_show(recipe, capsys):
     assert main(["show", recipe, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    model = zoo.load(recipe, device="meta")
-    assert shown["params"]["total"] == sum(parameter.numel() for parameter in model.parameters())
+    model = meta(recipe)
+    assert shown["params"]["total"] == total(model) > shown["params"]["embedding"] > 0
+    assert shown["flops_per_token"] > 0 < shown["state_bytes"]
     assert len(shown["layers"]) == model.config.n_layers
     assert shown["recipe"]["model"]["stack"]["d_model"] == model.config.d_model
 
 
 @pytest.mark.parametrize("recipe", zoo.list("recipes"))
 def test_sizes_are_what_the_name_says(recipe):
-    total = sum(parameter.numel() for parameter in zoo.load(recipe, device="meta").parameters())
     # 15b: dense, so far, with what a token uses of the published mixture of experts
     sizes = {"tiny": (3e5, 3e6), "small": (1e8, 3.5e8), "15b": (1.9e9, 2.5e9)}
     family, name = recipe.split("/")
     low, high = sizes["tiny" if family == "sinks" else name.split("_")[0]]
-    assert low <= total <= high
+    assert low <= total(meta(recipe)) <= high
 
 
 @pytest.mark.parametrize("recipe", tiny_recipes())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.check.contract import seeded
 from zoo.check.values import beside, label, other_values, sizes
 from zoo.mixers import Mixer
 from zoo.registry import GATES, MIXERS, RESIDUALS, RecipeError
@@ -229,8 +230,7 @@ def build(case: Case, dtype: torch.dtype = torch.float64) -> Stack:
     """The redrawn stack of a case: the same one for all contracts, so copy it before changing anything."""
     if dtype != torch.float64:
         return copy.deepcopy(build(case)).to(dtype)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         lm = load(recipe(case))
         redraw(lm)
     return lm.double()
@@ -262,8 +262,7 @@ def draw(*shape: int) -> Tensor:
 @cache
 def sample(case: Case) -> tuple[Tensor, Tensor]:
     """Tokens [2,67], one more than the longest chunk of an op and then some, and the logits of the case's stack."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(2)
+    with seeded(2), torch.no_grad():
         tokens = draw(2, 67)
         return tokens, build(case)(tokens)
 
@@ -282,8 +281,7 @@ class Documents:
 @cache
 def documents(case: Case) -> Documents:
     lm = build(case)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         tokens = [draw(1, length) for length in (1, 20, 9)]
         logits = torch.cat([lm(document) for document in tokens], dim=1)
         weight = torch.randn_like(logits)

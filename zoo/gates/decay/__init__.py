@@ -76,6 +76,8 @@ class FixedDecay(DecayGate):
 
 def dt_bias_(tensor: Tensor, low: float, high: float) -> Tensor:
     """Fills so that softplus(tensor) is log-uniform in (low, high), the time steps that Mamba starts from."""
+    if tensor.is_meta:
+        return tensor
     step = tensor.uniform_(math.log(low), math.log(high)).exp_().clamp_min_(1e-4)
     return tensor.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
