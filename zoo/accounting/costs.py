@@ -71,3 +71,7 @@ def state_bytes(block: Block, length: int, dtype: torch.dtype) -> int:
 
 def count(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
