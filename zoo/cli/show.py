@@ -8,46 +8,40 @@ import sys
 from typing import Any
 
 from zoo.cli._parser import Parser, recipe_source
-from zoo.recipe import Recipe, load_stack_config, read_recipe
+from zoo.cli._plan import add_plan_options, make_plan, plan_lines, plan_setup
+from zoo.cli._units import bytes_, si
+from zoo.recipe import load_stack_config, read_recipe
 
 
 def main(command: str, args: list[str]) -> int:
-    parser = Parser(command, "What a recipe builds. Nothing is allocated: any size can be shown.")
+    parser = Parser(command, "What a recipe builds, and what training it takes. Nothing is allocated: any size can be shown.")
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe's name, a path, or a run folder")
     parser.add_argument("--json", action="store_true", help="one JSON object, with the resolved recipe")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override, as in blocks.a.ffn=null"
     )
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
-    parser.add_argument("--length", type=int, default=4096, help="tokens in a sequence, for states and operations")
+    parser.add_argument("--length", type=int, help="tokens in a sequence, for states and operations (4096, or --seq)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="the device to choose backends for")
+    add_plan_options(parser)
     options = parser.read(args)
     recipe = read_recipe(recipe_source(options.recipe), options.set, options.imports)
     load_stack_config(recipe)
 
-    from zoo.accounting import account
+    from zoo.accounting import account, compute_dtype
     from zoo.stack import load
 
-    report = account(load(recipe, device="meta"), options.length, options.device, _dtype(recipe))
+    model, setup = load(recipe, device="meta"), plan_setup(options, recipe)
+    length = options.length if options.length is not None else setup.length if setup is not None else 4096
+    dtype = compute_dtype((recipe.data.get("trainer") or {}).get("precision", 32))
+    report = account(model, length, options.device, dtype)
+    if setup is not None:
+        report["plan"] = make_plan(model, recipe, setup)
     if options.json:
         print(json.dumps({**report, "recipe": {**recipe.data, "imports": list(recipe.imports)}}, indent=2))
     else:
         _print_report(report)
     return 0
-
-
-def _dtype(recipe: Recipe) -> Any:
-    """The dtype in which the recipe's trainer computes."""
-    import torch
-
-    precision = str((recipe.data.get("trainer") or {}).get("precision", 32))
-    return (
-        torch.bfloat16
-        if precision.startswith("bf16")
-        else torch.float16
-        if precision.startswith("16")
-        else torch.float32
-    )
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -73,8 +67,8 @@ def _print_report(report: dict[str, Any]) -> None:
             row["ffn"] or "-",
             backends,
             f"{row['params']:,}",
-            _si(row["flops_per_token"]),
-            _bytes(row["state_bytes"]),
+            si(row["flops_per_token"]),
+            bytes_(row["state_bytes"]),
         )
     console.print(table)
     console.print()
@@ -90,8 +84,9 @@ def _summary(report: dict[str, Any]) -> list[str]:
         + (f": {slots})" if slots else ")"),
         f"active       {params['active']:,} ({params['active_one_embedding']:,} with one embedding matrix)",
         *([f"multi-token  {params['multi_token']:,}, in training only"] if params["multi_token"] else []),
-        f"operations   {_si(report['flops_per_token'])} FLOPs a token, forward, at {report['length']:,} tokens",
-        f"state        {_bytes(report['state_bytes'])} a sequence of {report['length']:,} tokens, in float32",
+        f"operations   {si(report['flops_per_token'])} FLOPs a token, forward, at {report['length']:,} tokens",
+        f"state        {bytes_(report['state_bytes'])} a sequence of {report['length']:,} tokens: recurrent states "
+        f"in float32, the rest in {report['dtype']}",
     ]
     reasons = {
         f"{op} on {report['device']}: {row['backend'][op]}, not {name}: {reason}"
@@ -99,20 +94,5 @@ def _summary(report: dict[str, Any]) -> list[str]:
         for op, refused in row["refused"].items()
         for name, reason in refused.items()
     }
-    return lines + [f"backend      {reason}" for reason in sorted(reasons)]
-
-
-def _si(value: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if value < 1000 or unit == "T":
-            break
-        value /= 1000
-    return f"{value:.4g}{unit}"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.4g} {unit}"
+    lines += [f"backend      {reason}" for reason in sorted(reasons)]
+    return lines + (["", *plan_lines(report["plan"])] if "plan" in report else [])

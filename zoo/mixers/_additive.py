@@ -96,4 +96,4 @@ class AdditiveMixer(LinearMixer):
     def op_flops(self, length: int) -> float:
         """The recurrence itself: decay, write, read by q, K·V multiply-adds (the decay: multiplications) a head; and
         the convolutions."""
-        return 5 * self.n_v_heads * self.head_dim * self.head_v_dim + self.conv_flops()
+        return self.recurrence_flops(4) + self.conv_flops()

@@ -80,6 +80,6 @@ class DeltaMixer(LinearMixer):
         return self.post(self.o_proj(self.read_out(o, x)), x)
 
     def op_flops(self, length: int) -> float:
-        """The recurrence itself: decay, read by k, write, read by q, each K·V multiply-adds a head; and the
-        convolutions."""
-        return 7 * self.n_v_heads * self.head_dim * self.head_v_dim + self.conv_flops()
+        """The recurrence itself: decay, read by k, write, read by q, each K·V multiply-adds (the decay:
+        multiplications) a head; and the convolutions."""
+        return self.recurrence_flops(6) + self.conv_flops()

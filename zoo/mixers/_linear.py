@@ -155,6 +155,14 @@ class LinearMixer(Mixer):
     def state_size(self, length: int) -> int:
         return self.n_v_heads * self.head_dim * self.head_v_dim + self.carried_inputs
 
+    def float32_state_size(self, length: int) -> int:
+        return self.n_v_heads * self.head_dim * self.head_v_dim
+
+    def recurrence_flops(self, operations: int) -> int:
+        """So many operations on every entry of the state; where there is a decay gate, one more, its
+        multiplication."""
+        return (operations + ("decay" in self.gates)) * self.n_v_heads * self.head_dim * self.head_v_dim
+
     def conv_flops(self) -> int:
         """A multiply-add for every tap."""
         size = self.conv_size

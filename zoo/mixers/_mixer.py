@@ -51,10 +51,18 @@ class Mixer(nn.Module, ABC):
     def state_size(self, length: int) -> int:
         """Numbers that the cache holds for one document of `length` tokens."""
 
+    def float32_state_size(self, length: int) -> int:
+        """Of these numbers, those that are float32 whatever the dtype of the model: recurrent states."""
+        return 0
+
     @abstractmethod
     def op_flops(self, length: int) -> float:
         """Forward operations (a multiply-add is 2) a token at this length, without the projections: those are counted
-        from their weights."""
+        from their weights. What the equation asks for, of the keys that a token sees: no kernel's extra work."""
+
+    def forward_only_flops(self, length: int) -> float:
+        """Of all operations of the mixer, projections too, those that have no backward."""
+        return 0.0
 
     def fill(self, gates: Mapping[str, Part], slots: Mapping[str, Slot]) -> None:
         """Builds the gate of every slot that is filled. ValueError names the slot."""

@@ -107,6 +107,11 @@ class CSA(SharedKVMixer):
         attention = self.attention_flops(mean_entries(length, ratio, top_k)) + self.compressor.flops()
         return super().op_flops(length) + attention + self.indexer.flops(mean_entries(length, ratio))
 
+    def forward_only_flops(self, length: int) -> float:
+        """The indexer's: its matrices, and its scores."""
+        weights = sum(module.weight.numel() for module in self.indexer.modules() if isinstance(module, nn.Linear))
+        return 2 * weights + self.indexer.flops(mean_entries(length, self.compressor.ratio))
+
 
 class Indexer(nn.Module):
     """x [B,T,D] and the queries' latent -> index queries [B,T,H,E], unrotated, and their weights [B,T,H]. Its

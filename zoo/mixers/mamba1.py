@@ -81,4 +81,4 @@ class Mamba1(LinearMixer):
 
     def op_flops(self, length: int) -> float:
         """The recurrence itself: decay, write, read; N multiply-adds (the decay: multiplications) a channel."""
-        return 5 * self.n_v_heads * self.head_dim + self.conv_flops()
+        return self.recurrence_flops(4) + self.conv_flops()

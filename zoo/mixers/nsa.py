@@ -207,10 +207,15 @@ class NSA(Mixer):
         blocks, entries = self.blocks, self.blocks.complete(length)
         # entry i is seen by the length - (i d + l - 1) tokens from its last on
         seen = entries * (length - blocks.compress_block + 1) - blocks.compress_stride * entries * (entries - 1) / 2
-        # position t sees min(t, reach) keys: the mean over the sequence
-        for reach in (blocks.n_selected * blocks.select_block, self.window):
-            reach = min(reach, length)
-            seen += reach * length - reach * (reach - 1) / 2
+        # all keys while they fit into the selected blocks, then of the last block those up to the token's own
+        size = blocks.select_block
+        early = min(length, blocks.n_selected * size)
+        whole, rest = divmod(length - early, size)
+        seen += early * (early + 1) / 2 + (length - early) * (blocks.n_selected - 1) * size
+        seen += whole * size * (size + 1) / 2 + rest * (rest + 1) / 2
+        # position t sees min(t, window) keys: the sum over the sequence
+        near = min(self.window, length)
+        seen += near * length - near * (near - 1) / 2
         total = 2 * self.n_heads * (self.head_dim + self.head_v_dim) * seen / length
         for compress in (self.k_compress, self.v_compress):
             # the weights of φ are counted once a token with the projections; they are used once an entry and head

@@ -89,5 +89,11 @@ class Parallel(Mixer):
     def state_size(self, length: int) -> int:
         return sum(branch.state_size(length) for branch in self.branches)
 
+    def float32_state_size(self, length: int) -> int:
+        return sum(branch.float32_state_size(length) for branch in self.branches)
+
     def op_flops(self, length: int) -> float:
         return sum(branch.op_flops(length) for branch in self.branches)
+
+    def forward_only_flops(self, length: int) -> float:
+        return sum(branch.forward_only_flops(length) for branch in self.branches)

@@ -96,5 +96,6 @@ class RWKV6(LinearMixer):
         return self.post(self.o_proj(self.read_out(o, reads.get("output", x))), x)
 
     def op_flops(self, length: int) -> float:
-        """The recurrence itself: decay, write, read; K·V multiply-adds (the decay: multiplications) a head."""
-        return 5 * self.n_v_heads * self.head_dim * self.head_v_dim
+        """The recurrence itself: decay, write, read; K·V multiply-adds (the decay: multiplications) a head. The bonus
+        is (Σ q u k) v, of K + V multiply-adds, and left out like all that is elementwise."""
+        return self.recurrence_flops(4)

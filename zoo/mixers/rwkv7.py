@@ -141,4 +141,4 @@ class RWKV7(LinearMixer):
     def op_flops(self, length: int) -> float:
         """The recurrence itself: decay, read by κ̂, erase, write, read by r; K·V multiply-adds (the decay:
         multiplications) a head."""
-        return 9 * self.n_v_heads * self.head_dim * self.head_v_dim
+        return self.recurrence_flops(8)

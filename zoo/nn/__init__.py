@@ -1,7 +1,7 @@
 """Small layers that mixers, gates and FFNs are made of."""
 
 from zoo.nn.grouped_linear import GroupedLinear
-from zoo.nn.linear import LowRank, Rank, projection
+from zoo.nn.linear import LowRank, Rank, is_projection, projection
 from zoo.nn.norm import LayerNorm, RMSNorm
 from zoo.nn.rope import Rope, Yarn, rotate
 from zoo.nn.short_conv import ShortConv
@@ -21,6 +21,7 @@ __all__ = [
     "Start",
     "TokenShift",
     "Yarn",
+    "is_projection",
     "previous_token",
     "projection",
     "rotate",

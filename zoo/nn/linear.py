@@ -10,6 +10,12 @@ Rank = int | Literal["full", "head_dim"]
 """How a projection is factored: not at all, through the head width (Kimi's choice), or through a width of one's own."""
 
 
+def is_projection(module: nn.Module, name: str) -> bool:
+    """Whether the module's own parameter of that name is the matrix of a projection: the weight of an nn.Linear, or one
+    that the module names in `projections` (stacked experts)."""
+    return (isinstance(module, nn.Linear) and name == "weight") or name in getattr(module, "projections", ())
+
+
 class LowRank(nn.Module):
     """y = B (A x), A [rank, d_in], B [d_out, rank]; no non-linearity between. x [..., d_in] -> [..., d_out]."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from zoo.ops._dispatch import device_kind
 
 
 def working_dtype(v: Tensor) -> torch.dtype:
@@ -16,4 +18,4 @@ def working_dtype(v: Tensor) -> torch.dtype:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Within the block autocast leaves operations on x's device alone."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    return torch.autocast(device_kind(x), enabled=False)

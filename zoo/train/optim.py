@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Muon, Optimizer
 
+from zoo.nn import is_projection
 from zoo.registry import RecipeError
 from zoo.train._plain import construct, find_class
 
@@ -47,8 +48,7 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
 def _group_of(module: nn.Module, name: str, is_head: bool) -> str:
     if isinstance(module, nn.Embedding):
         return "embedding"
-    linear = isinstance(module, nn.Linear) and name == "weight"
-    if not (linear or name in getattr(module, "projections", ())) or name in getattr(module, "no_decay", ()):
+    if not is_projection(module, name) or name in getattr(module, "no_decay", ()):
         return "vectors"
     return "head" if is_head else "matrices"
 

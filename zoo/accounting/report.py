@@ -1,20 +1,15 @@
-"""What a stack costs before it runs: parameters, operations, states, and the backends its ops would choose.
-
-Operations are forward only, a multiply-add is 2: twice the weights of every projection, and what each mixer says of its
-op at the given length. Norms, activations and other elementwise work are left out. States are float32.
-"""
+"""What a stack is before it runs: parameters, operations, states, and the backends its ops would choose."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from zoo import ops
+from zoo.accounting.costs import count, forward_flops, idle_params, outside_flops, state_bytes
 from zoo.block import Block
 from zoo.config import BlockConfig
 from zoo.gates import named_gates
@@ -32,14 +27,15 @@ def account(
     """Plain data about a model, which may lie on the meta device.
 
     `length` is the number of tokens in a sequence, `device` ("cpu" or "cuda") and `dtype` are those that backends are
-    chosen for. Layers of one block run alike, so each block is run once, on the meta device.
+    chosen for; `dtype` is also that of keys and values in a cache. Layers of one block run alike, so each block is run
+    once, on the meta device.
 
         params           total, active (without the experts that a token passes by), active_one_embedding, embedding
                          (input and output matrix), multi_token (that layer, which only training runs and all the
                          others count), gates (by kind, by slot)
         layers           for each: layer, block, mixer, ffn, gates, params, flops_per_token, state_bytes, backend (of
                          each op, in a training step), refused (for each op the backends before it, and why)
-        flops_per_token  of all layers and the head
+        flops_per_token  of all layers and the head, forward (`zoo.accounting.costs` says what is counted)
         state_bytes      of all layers, for one sequence
     """
     if length < 1:
@@ -52,11 +48,16 @@ def account(
         if name not in backends:
             backends[name] = _backends(model, block, layout, device, dtype)
         described = _describe(name, model.config.blocks[name])
-        table.append({"layer": layer, **described, **_costs(block, length), **copy.deepcopy(backends[name])})
+        costs = {
+            "params": count(block.parameters()),
+            "flops_per_token": forward_flops(block, length),
+            "state_bytes": state_bytes(block, length, dtype),
+        }
+        table.append({"layer": layer, **described, **costs, **copy.deepcopy(backends[name])})
     return {
         "params": _params(model, layers),
         "layers": table,
-        "flops_per_token": sum(row["flops_per_token"] for row in table) + 2.0 * model.head.weight.numel(),
+        "flops_per_token": sum(row["flops_per_token"] for row in table) + outside_flops(model),
         "state_bytes": sum(row["state_bytes"] for row in table),
         "length": length,
         "device": device,
@@ -73,45 +74,32 @@ def _describe(name: str, block: BlockConfig) -> dict[str, Any]:
     }
 
 
-def _costs(block: Block, length: int) -> dict[str, Any]:
-    projections = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
-    return {
-        "params": _count(block.parameters()),
-        "flops_per_token": 2.0 * (projections - _idle(block)) + block.mixer.op_flops(length),
-        "state_bytes": 4 * block.mixer.state_size(length),
-    }
-
-
 def _params(model: Stack, layers: list[Block]) -> dict[str, Any]:
+<<<<<<< HEAD:zoo/accounting.py
     total = _count(model.parameters())
     extra = model.multi_token
     blocks = layers if extra is None else [*layers, extra.block]
     active = total - sum(_idle(block) for block in blocks)
+=======
+    total = count(model.parameters())
+    active = total - sum(idle_params(block) for block in layers)
+>>>>>>> d-plan:zoo/accounting/report.py
     one = model.embed.weight.numel()
     both = one if model.config.tie_embeddings else one + model.head.weight.numel()
     by_kind: Counter[str] = Counter()
     by_slot: Counter[str] = Counter()
     for block in blocks:
         for name, gate in named_gates(block.mixer).items():
-            by_kind[gate.kind] += _count(gate.parameters())
-            by_slot[name.rpartition(".")[2]] += _count(gate.parameters())
+            by_kind[gate.kind] += count(gate.parameters())
+            by_slot[name.rpartition(".")[2]] += count(gate.parameters())
     return {
         "total": total,
         "active": active,
         "active_one_embedding": active - (both - one),
         "embedding": both,
-        "multi_token": 0 if extra is None else _count(extra.parameters()),
+        "multi_token": 0 if extra is None else count(extra.parameters()),
         "gates": {"total": by_kind.total(), "by_kind": dict(by_kind), "by_slot": dict(by_slot)},
     }
-
-
-def _idle(block: Block) -> int:
-    """Parameters that a token passes by. An FFN with routed experts counts them in its `idle_params`."""
-    return getattr(block.ffn, "idle_params", 0)
-
-
-def _count(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
 
 
 def _backends(model: Stack, block: Block, layout: Layout, device: str, dtype: torch.dtype) -> dict[str, Any]:
