@@ -17,6 +17,36 @@ SHAPE: dict[str, Any] = {
 }
 MLA = {"kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "num_attention_heads": 4}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
+QWEN = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
+}
+QWEN_MOE = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 14,
+}
+KIMI = {
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_heads": 3,
+    "linear_head_dim": 8,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-4,
+    **MLA,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -53,5 +83,8 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "rope_parameters": ROPE,
     },
+    "qwen3_next_dense": {"model_type": "qwen3_next", "mlp_only_layers": [0, 1, 2], **QWEN},
+    "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **QWEN},
+    "kimi_linear_dense": {**KIMI, "mlp_layer_types": ["dense"] * 4},
 }
 BATCH, LENGTH, PREFILL = 2, 70, 33
