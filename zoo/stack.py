@@ -63,13 +63,14 @@ class Stack(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, only: Sequence[nn.Module] | None = None) -> None:
-        """N(0, init_std) for every matrix of a projection or embedding, 0 for its bias; then each part's own
-        `reset_parameters`, inner parts first, so that a part has the last word over what it contains. `only`: of these
-        modules, in the order of `modules()`."""
+        """N(0, init_std) for every matrix of a projection or embedding, also where a module names stacked ones in its
+        `projections`, 0 for a projection's bias; then each part's own `reset_parameters`, inner parts first, so that a
+        part has the last word over what it contains. `only`: of these modules, in the order of `modules()`."""
         modules = list(self.modules() if only is None else only)
         for module in modules:
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=self.config.init_std)
+            matrices = ("weight",) if isinstance(module, (nn.Linear, nn.Embedding)) else _projections(module)
+            for name in matrices:
+                nn.init.normal_(getattr(module, name), std=self.config.init_std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in reversed(modules):
@@ -206,6 +207,11 @@ class Stack(nn.Module):
             if step + 1 < max_new_tokens:
                 last = self(out[-1], cache=cache)[:, -1]
         return torch.cat(out, dim=1)
+
+
+def _projections(module: nn.Module) -> Sequence[str]:
+    names: Sequence[str] = getattr(module, "projections", ())
+    return names
 
 
 def _place(block: str) -> str:

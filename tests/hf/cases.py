@@ -84,7 +84,20 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": ROPE,
     },
     "qwen3_next_dense": {"model_type": "qwen3_next", "mlp_only_layers": [0, 1, 2], **QWEN},
+    "qwen3_next": {"model_type": "qwen3_next", "mlp_only_layers": [1], **QWEN, **QWEN_MOE},
+    "qwen3_next_not_renormalised": {"model_type": "qwen3_next", "norm_topk_prob": False, **QWEN, **QWEN_MOE},
     "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **QWEN},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **QWEN, **QWEN_MOE},
     "kimi_linear_dense": {**KIMI, "mlp_layer_types": ["dense"] * 4},
+    "kimi_linear": {
+        **KIMI,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "n_shared_experts": 2,
+        "n_group": 3,
+        "topk_group": 2,
+    },
 }
-BATCH, LENGTH, PREFILL = 2, 70, 33
+BATCH, LENGTH, PREFILL = 2, 70, 63
