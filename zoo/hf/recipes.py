@@ -48,7 +48,8 @@ def to_stack(data: Mapping[str, Any]) -> Read:
             config.refuse(key, f"{value!r}, which zoo does not understand{_nearest(key, family)}")
     if config.faults:
         raise RecipeError(f"{FILE} of a {family.model_type}: {'; '.join(config.faults)}")
-    return Read(family, config, {**stack, "n_layers": len(kinds), **compress(kinds), "blocks": blocks}, kinds)
+    sizes = {name: stack.pop(name) for name in ("vocab_size", "d_model")}
+    return Read(family, config, {**sizes, "n_layers": len(kinds), **compress(kinds), "blocks": blocks, **stack}, kinds)
 
 
 def _nearest(key: str, family: Family) -> str:
