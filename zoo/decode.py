@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import types
@@ -37,6 +38,7 @@ class Part:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+@functools.cache  # a stack of a hundred layers asks for every part of each
 def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
     """The options of a part: the keyword-only parameters of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
@@ -53,20 +55,22 @@ def decode_options(cls: type, options: Mapping[str, Any], place: str) -> dict[st
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
             raise RecipeError(f"{place}.{name}: missing: {cls.__name__} has no default for it")
-    kinds = _annotations(cls, parameters, place)
+    try:
+        kinds = _annotations(cls)
+    except NameError as error:
+        raise RecipeError(f"{place}: cannot read the option types of {cls.__name__}: {error}") from error
     return {name: decode(kinds.get(name, Any), value, f"{place}.{name}") for name, value in options.items()}
 
 
-def _annotations(cls: type, parameters: Mapping[str, inspect.Parameter], place: str) -> dict[str, Any]:
+@functools.cache
+def _annotations(cls: type) -> dict[str, Any]:
     """The types of the options. Annotations may be postponed, and those of the other parameters need not resolve (they
     may be imported for type checkers only)."""
+    parameters = option_parameters(cls)
     written = {name: entry.annotation for name, entry in parameters.items() if entry.annotation is not entry.empty}
     init = inspect.unwrap(cls.__init__)  # type: ignore[misc]
     holder = types.SimpleNamespace(__annotations__=written)
-    try:
-        return typing.get_type_hints(holder, getattr(init, "__globals__", {}), include_extras=True)
-    except NameError as error:
-        raise RecipeError(f"{place}: cannot read the option types of {cls.__name__}: {error}") from error
+    return typing.get_type_hints(holder, getattr(init, "__globals__", {}), include_extras=True)
 
 
 def decode(kind: Any, value: Any, place: str) -> Any:
