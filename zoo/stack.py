@@ -63,11 +63,13 @@ class Stack(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """N(0, init_std) for every matrix of a projection or embedding, 0 for its bias; then each part's own
-        `reset_parameters`, inner parts first, so that a part has the last word over what it contains."""
+        """N(0, init_std) for every matrix of a projection or embedding, also where a module names stacked ones in its
+        `projections`, 0 for a projection's bias; then each part's own `reset_parameters`, inner parts first, so that a
+        part has the last word over what it contains."""
         for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=self.config.init_std)
+            matrices = ("weight",) if isinstance(module, (nn.Linear, nn.Embedding)) else _projections(module)
+            for name in matrices:
+                nn.init.normal_(getattr(module, name), std=self.config.init_std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in reversed(list(self.modules())):
@@ -204,6 +206,11 @@ class Stack(nn.Module):
             if step + 1 < max_new_tokens:
                 last = self(out[-1], cache=cache)[:, -1]
         return torch.cat(out, dim=1)
+
+
+def _projections(module: nn.Module) -> Sequence[str]:
+    names: Sequence[str] = getattr(module, "projections", ())
+    return names
 
 
 def _place(block: str) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from zoo.registry import FFNS
 from zoo.sequence import Layout
+from zoo.shapes import LayerContext
 
 register = FFNS.register
 
@@ -15,9 +16,42 @@ register = FFNS.register
 class FFN(nn.Module, ABC):
     """x [B,T,D] -> y [B,T,D], token by token. Its constructor takes the context and keyword-only options."""
 
+    idle_params = 0
+    """Parameters that a token passes by: those of the experts that it does not go to."""
+
     @abstractmethod
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """The transformed tokens. `layout` has their ids and, where the loss is computed, its ledger."""
 
 
-__all__ = ["FFN", "register"]
+class GLU(FFN):
+    """y = W_down combine(W_gate x, W_up x), with a bias behind each projection if `bias`.
+
+    The inner width is `width`, or `mult` · d_model rounded up to a multiple of `multiple_of`. A mixture takes any GLU
+    as its expert: `combine` then sees the tokens of all experts, so it works number by number, without parameters.
+    """
+
+    def __init__(
+        self, context: LayerContext, *, mult: float, width: int | None, multiple_of: int, bias: bool = False
+    ) -> None:
+        super().__init__()
+        if width is None:
+            width = -(-round(mult * context.d_model) // multiple_of) * multiple_of
+        elif (mult, multiple_of) != (8 / 3, 8):
+            raise ValueError(f"width: {width} is given, so mult and multiple_of say nothing")
+        if width < 1:
+            raise ValueError(f"width: expected at least 1, found {width}")
+        self.gate_proj = nn.Linear(context.d_model, width, bias=bias)
+        self.up_proj = nn.Linear(context.d_model, width, bias=bias)
+        self.down_proj = nn.Linear(width, context.d_model, bias=bias)
+
+    @abstractmethod
+    def combine(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gate, up [..., width] -> [..., width], number by number."""
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        y: Tensor = self.down_proj(self.combine(self.gate_proj(x), self.up_proj(x)))
+        return y
+
+
+__all__ = ["FFN", "GLU", "register"]

@@ -9,6 +9,7 @@ from zoo.ops.attention import attention
 from zoo.ops.compressed_attention import compressed_attention
 from zoo.ops.delta_rule import delta_rule
 from zoo.ops.dplr import dplr
+from zoo.ops.experts import experts
 from zoo.ops.lightning_indexer import lightning_indexer
 from zoo.ops.linear_attention import linear_attention
 from zoo.ops.nsa import nsa
@@ -25,6 +26,7 @@ __all__ = [
     "compressed_attention",
     "delta_rule",
     "dplr",
+    "experts",
     "lightning_indexer",
     "linear_attention",
     "nsa",
