@@ -59,7 +59,8 @@ class AttnRes(Residual):
 
     The stream is (b_0, ..., b_{n-1}, s): b_0 the embedding, each further b the sum of what `block_size` layers gave, s
     that of the block under way, to which y is added. Where layer % block_size = 0, the mixer still reads s, which then
-    stands as a block, and y begins the next. The very first read has one source and so no parameters.
+    stands as a block, and y begins the next. The very first read has one source and so no parameters (Kimi K3 keeps
+    2D unused ones there). fla's `attnres_block_size` counts sublayers, not layers.
     """
 
     streams = AttnResStreams
