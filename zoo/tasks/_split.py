@@ -131,7 +131,8 @@ class Examples:
             some, wanted = self._fitting(self.cells[number].task, int(size), rows[mine])
             tokens[mine, : some.shape[1]], labels[mine, : some.shape[1]] = some, wanted
             widths[mine] = some.shape[1]
-        return tokens, labels, widths
+        longest = int(widths.max())  # a task may use less than the length that it is given
+        return tokens[:, :longest], labels[:, :longest], widths
 
     def _settings(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The cell and the length of each example."""
