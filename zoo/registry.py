@@ -138,6 +138,7 @@ MIXERS = Registry("mixer", "zoo.mixers", "Mixer")
 FFNS = Registry("ffn", "zoo.ffns", "FFN")
 ROUTERS = Registry("router", "zoo.routers", "Router")
 RESIDUALS = Registry("residual form", "zoo.nn.residual", "Residual")
+TASKS = Registry("task", "zoo.tasks", "Task")
 
 GATES: dict[str, Registry] = {"decay": DECAY, "write": WRITE, "output": OUTPUT, "branch": BRANCH}
 REGISTRIES: dict[str, Registry] = {
@@ -146,6 +147,7 @@ REGISTRIES: dict[str, Registry] = {
     "ffns": FFNS,
     "routers": ROUTERS,
     "residuals": RESIDUALS,
+    "tasks": TASKS,
 }
 
 
@@ -163,7 +165,7 @@ def recipe_names() -> list[str]:
 
 def list_names(kind: str = "recipes") -> list[str]:
     """Names that a recipe may use, sorted: `recipes` (family/size), `gates` (kind/key), `mixers`, `ffns`, `routers`,
-    `residuals`, or one gate kind (`decay`, ...). Raises RecipeError for another word."""
+    `residuals`, `tasks`, or one gate kind (`decay`, ...). Raises RecipeError for another word."""
     if kind == "recipes":
         return recipe_names()
     if kind == "gates":
@@ -171,5 +173,5 @@ def list_names(kind: str = "recipes") -> list[str]:
     registries = {**REGISTRIES, **GATES}
     if kind in registries:
         return registries[kind].names()
-    known = ["recipes", "mixers", "gates", "ffns", "routers", "residuals", *GATES]
+    known = ["recipes", "mixers", "gates", "ffns", "routers", "residuals", "tasks", *GATES]
     raise RecipeError(f"cannot list '{kind}'{did_you_mean(kind, known)}")

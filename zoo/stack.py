@@ -177,6 +177,24 @@ class Stack(nn.Module):
         """The sum over the targets that are none of -100, and their number."""
         return cross_entropy(normed.flatten(0, 1), self.head.weight, targets.flatten().long())
 
+    @torch.no_grad()
+    def answers(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        *,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """[B,T] int64: the likeliest token wherever labels are not -100, and anything elsewhere. Only the logits of
+        those positions are computed, some at a time."""
+        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
+        asked = entry.enter(labels) != -100
+        some = self.norm(hidden[asked]).split(max(1, 2**22 // self.config.vocab_size))
+        found = torch.zeros(asked.shape, dtype=torch.int64, device=asked.device)
+        found[asked] = torch.cat([self.head(each).argmax(dim=-1) for each in some])
+        return entry.leave(found)
+
     def init_cache(self, batch_size: int, max_length: int | None = None) -> Cache:
         """An empty cache for `batch_size` documents: preallocated for `max_length` tokens each, or growing."""
         return Cache(len(self.layers), batch_size, max_length)

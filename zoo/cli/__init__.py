@@ -20,7 +20,7 @@ COMMANDS = {
     "validate": "measure a checkpoint on the held-out validation documents",
     "test": "measure a checkpoint on the held-out test documents",
     "predict": "loss of every token of the test documents",
-    "list": "names that a recipe may use: recipes, mixers, gates, ffns, routers, residuals",
+    "list": "names that a recipe may use: recipes, mixers, gates, ffns, routers, residuals, tasks",
     "show": "what a recipe builds: layers, parameters, operations, states, backends",
     "generate": "let a checkpoint write",
     "import": "a transformers checkpoint as a run folder: recipe and weights",

@@ -30,6 +30,7 @@ from zoo.cli._sections import (
 from zoo.data import TextData
 from zoo.recipe import KEYS, Recipe
 from zoo.registry import RecipeError
+from zoo.tasks import TaskData
 from zoo.train import LanguageModule, MetricsCSV, NonFiniteError, check_run_folder, default_callbacks, quiet
 from zoo.train.say import say
 from zoo.yaml_file import parse_yaml
@@ -125,7 +126,7 @@ class CommandLine(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         """What only the built parts can tell: whether tokens fit the vocabulary, and the recipe the checkpoint."""
-        if isinstance(self.datamodule, TextData):
+        if isinstance(self.datamodule, (TextData, TaskData)):
             self.datamodule.check_vocab(self.model.config.vocab_size)
         if self.checkpoint is not None:
             step = compare_with_checkpoint(self.checkpoint, dict(self.model.hparams), self.request.command)

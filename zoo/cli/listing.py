@@ -17,7 +17,7 @@ from zoo.recipe import recipe_folder
 from zoo.registry import GATES, REGISTRIES, RecipeError, Registry, did_you_mean, list_names
 from zoo.user_code import import_user_file, resolve_import
 
-KINDS = ("recipes", "mixers", "gates", "ffns", "routers", "residuals")
+KINDS = ("recipes", "mixers", "gates", "ffns", "routers", "residuals", "tasks")
 
 
 def main(command: str, args: list[str]) -> int:

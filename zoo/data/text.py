@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import lightning
-import torch.distributed
 
 from zoo.data.corpus import open_corpus
 from zoo.data.encode import encode, make_tokenizer
 from zoo.data.split import scan, split
 from zoo.data.tokenizers import Tokenizer, bpe_size, declared_vocab_size
-from zoo.data.windows import HeldOutLoader, Rows, TrainLoader
+from zoo.data.windows import HeldOutLoader, Rows, TrainLoader, rank_and_world
 from zoo.registry import RecipeError
 
 
@@ -167,7 +166,7 @@ class TextData(lightning.LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader | HeldOutLoader:
         prepared = self._prepared
-        rank, world = self._rank_and_world()
+        rank, world = rank_and_world(self.trainer)
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
             return HeldOutLoader(prepared.rows["train"], self.batch_size, self.pack, rank, world)
         identity = {
@@ -193,16 +192,7 @@ class TextData(lightning.LightningDataModule):
 
     def _held_out(self, name: str) -> HeldOutLoader | list:
         rows = self._prepared.rows[name]
-        return HeldOutLoader(rows, self.batch_size, self.pack, *self._rank_and_world()) if len(rows) else []
-
-    def _rank_and_world(self) -> tuple[int, int]:
-        """Place among the processes that read different data: with tensor parallelism fewer than there are."""
-        if self.trainer is not None:
-            place = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-            return place["rank"], place["num_replicas"]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
+        return HeldOutLoader(rows, self.batch_size, self.pack, *rank_and_world(self.trainer)) if len(rows) else []
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ has none (-100). So every token but the first of each document is a target exact
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypedDict
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -20,12 +20,32 @@ IGNORE = -100
 
 class Batch(TypedDict, total=False):
     """tokens, labels: int64 [B, T], or packed [1, n]; cu_seqlens: int32 [N + 1], packed only: it cuts at every
-    document and every row; n_bytes: bytes of text that the targets stand for."""
+    document and every row; n_bytes: bytes of text that the targets stand for; attention_mask: int64 [B, T], of rows
+    that are padded; task: what the labels are answers of; cell: which of several measurements of it this is."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
     cu_seqlens: torch.Tensor
     n_bytes: int
+    attention_mask: torch.Tensor
+    task: str
+    cell: str
+
+
+class Source(Protocol):
+    """Numbered rows that the loaders deal out. `n_whole` of them, from the first, can be trained on; `about` says so
+    in words."""
+
+    n_whole: int
+
+    @property
+    def about(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: np.ndarray, pack: bool) -> Batch: ...
+
+    def batches(self, dealt: Iterable[np.ndarray], pack: bool) -> Iterator[Batch]: ...
 
 
 class Rows:
@@ -47,8 +67,16 @@ class Rows:
         self.n_tokens = int(self.bounds[-1])
         self.n_whole = self.n_tokens // seq_len
 
+    @property
+    def about(self) -> str:
+        return f"data: {self.n_tokens} training tokens are {self.n_whole} rows of data.seq_len {self.seq_len}"
+
     def __len__(self) -> int:
         return -(-self.n_tokens // self.seq_len)
+
+    def batches(self, dealt: Iterable[np.ndarray], pack: bool) -> Iterator[Batch]:
+        """A batch for each array of row numbers."""
+        return (self.batch(rows, pack) for rows in dealt)
 
     def batch(self, rows: np.ndarray, pack: bool) -> Batch:
         """The rows of these numbers as one batch. A short last row is padded with token 0, or packed without
@@ -83,7 +111,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: Source,
         batch_size: int,
         pack: bool,
         seed: int,
@@ -103,8 +131,8 @@ class TrainLoader:
         self.row = 0
         if len(self) == 0:
             raise RecipeError(
-                f"data: {rows.n_tokens} training tokens are {rows.n_whole} rows of data.seq_len {rows.seq_len}, "
-                f"fewer than one step of {self.step} rows (data.batch_size {batch_size}, processes {world})"
+                f"{rows.about}, fewer than one step of {self.step} rows "
+                f"(data.batch_size {batch_size}, processes {world})"
             )
 
     def __len__(self) -> int:
@@ -116,10 +144,11 @@ class TrainLoader:
         if self.row + self.step > self.rows.n_whole:
             self.epoch, self.row = self.epoch + 1, 0
         order = _permutation(self.seed, self.epoch, self.rows.n_whole)
-        while self.row + self.step <= self.rows.n_whole:
-            first = self.row + self.rank * self.batch_size
+        own = self.rank * self.batch_size
+        firsts = range(self.row + own, self.rows.n_whole - self.step + own + 1, self.step)
+        for batch in self.rows.batches((order[first : first + self.batch_size] for first in firsts), self.pack):
             self.row += self.step
-            yield self.rows.batch(order[first : first + self.batch_size], self.pack)
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the position, and what must be the same for the position to mean anything."""
@@ -142,7 +171,7 @@ class HeldOutLoader:
     in step and counts for nothing.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, pack: bool, rank: int = 0, world: int = 1):
+    def __init__(self, rows: Source, batch_size: int, pack: bool, rank: int = 0, world: int = 1):
         self.rows = rows
         self.batch_size = batch_size
         self.pack = pack
@@ -154,13 +183,22 @@ class HeldOutLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         mine = np.arange(self.rank, len(self.rows), self.world)
-        for first in range(0, len(self) * self.batch_size, self.batch_size):
-            if len(rows := mine[first : first + self.batch_size]):
-                yield self.rows.batch(rows, self.pack)
-            else:
-                batch = self.rows.batch(np.zeros(1, dtype=np.int64), self.pack)
-                batch["labels"].fill_(IGNORE)
-                yield batch | Batch(n_bytes=0)
+        dealt = [mine[first : first + self.batch_size] for first in range(0, len(mine), self.batch_size)]
+        yield from self.rows.batches(dealt, self.pack)
+        for _ in range(len(self) - len(dealt)):
+            batch = self.rows.batch(np.zeros(1, dtype=np.int64), self.pack)
+            batch["labels"].fill_(IGNORE)
+            yield batch | Batch(n_bytes=0) if "n_bytes" in batch else batch
+
+
+def rank_and_world(trainer: Any) -> tuple[int, int]:
+    """Place among the processes that read different data: with tensor parallelism fewer than there are."""
+    if trainer is not None:
+        place = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+        return place["rank"], place["num_replicas"]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from zoo.metrics import BitsPerByte, Loss, Perplexity
+from zoo.metrics import BitsPerByte, ExactMatch, Loss, Perplexity, TokenAccuracy
 from zoo.recipe import load_stack_config, read_recipe
 from zoo.registry import RecipeError
 from zoo.stack import Stack
@@ -37,6 +37,8 @@ class LanguageModule(lightning.LightningModule):
     All arguments are plain data and are kept in every checkpoint, so `LanguageModule.load_from_checkpoint(path)` needs
     nothing else. Batches are dicts: `tokens` int64 [B,T], or [1,T] with `cu_seqlens`; `labels` of the same shape, -100
     for none (left out: the next token), `n_bytes` that they stand for (left out: no bits per byte), `attention_mask`.
+    Where a batch names a `task`, its labels are answers, and accuracies are measured: of the whole stage, and of every
+    `cell` that batches name.
 
     Every target of an optimizer step weighs the same, whichever micro-batch or process it is in: k accumulated
     batches, or k processes, give the gradient of one batch k times the size. The same holds for every metric.
@@ -81,6 +83,7 @@ class LanguageModule(lightning.LightningModule):
         self.lm: Stack | None = None
         self.val_metrics = _metrics()
         self.test_metrics = _metrics()
+        self.accuracies = nn.ModuleDict()
         self._window: list[Mapping[str, Any]] = []
         self._sums: dict[str, Tensor] = {}
         self._routing = Routing()
@@ -200,6 +203,24 @@ class LanguageModule(lightning.LightningModule):
                 continue
             metric.update(total, batch["n_bytes"] if name == "bpb" else n_targets)
             self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name == "bpb", batch_size=1)
+        if "task" in batch:
+            self._measure_answers(batch, stage)
+
+    def _measure_answers(self, batch: Mapping[str, Any], stage: str) -> None:
+        layout = {name: batch.get(name) for name in ("cu_seqlens", "attention_mask")}
+        predicted = self.stack.answers(batch["tokens"], batch["labels"], **layout)
+        cells = ["", f"/{batch['cell']}"] if "cell" in batch else [""]
+        for cell in cells:
+            for name, kind in (("exact_match", ExactMatch), ("token_accuracy", TokenAccuracy)):
+                key = f"{stage}/{name}{cell}"
+                slot = key.replace(".", "_")  # a module's name has no dot
+                if slot not in self.accuracies:
+                    self.accuracies[slot] = kind().to(self.device)
+                metric = self.accuracies[slot]
+                assert isinstance(metric, TokenAccuracy)
+                metric.update(predicted, batch["labels"])
+                attribute = f"accuracies.{slot}"
+                self.log(key, metric, on_epoch=True, batch_size=1, metric_attribute=attribute)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         self._measure(batch, self.val_metrics, "val")

@@ -105,7 +105,11 @@ class StepProgress(ProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._enabled and trainer.state.fn == "fit" and not trainer.sanity_checking:
             found = trainer.callback_metrics
-            numbers = [f"{name} {float(found[name]):.4f}" for name in ("val/loss", "val/bpb") if name in found]
+            numbers = [
+                f"{name} {float(found[name]):.4f}"
+                for name in ("val/loss", "val/bpb", "val/exact_match")
+                if name in found
+            ]
             say(f"step {trainer.global_step}  {'  '.join(numbers)}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
