@@ -140,16 +140,26 @@ def _items(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check_streams(config: StackConfig, place: str) -> None:
-    """All residual forms of a stack work on one stream."""
-    forms = [(where, part) for name, block in config.blocks.items() for where, part in _residuals(block, name)]
-    first, form = forms[0]
-    for where, part in forms[1:]:
-        ours, theirs = (RESIDUALS.get(each.name).streams for each in (form, part))
-        if ours is not theirs or (ours is not None and part.options != form.options):
-            raise RecipeError(
-                f"{place}.blocks.{where}: '{part.name}' works on another stream than '{form.name}' in {first}: all "
-                "blocks need one, with the same options"
-            )
+    """All residual forms of the layers work on one stream. That of multi-token prediction is its own."""
+    extra = [name for name in config.blocks if name not in config.layers]
+    for names in (dict.fromkeys(config.layers), extra):
+        forms = [(where, part) for name in names for where, part in _residuals(config.blocks[name], name)]
+        for where, part in forms[1:]:
+            first, form = forms[0]
+            if _stream(part) != _stream(form):
+                raise RecipeError(
+                    f"{place}.blocks.{where}: '{part.name}' works on another stream than '{form.name}' in {first}: all "
+                    "blocks need one, with the same options"
+                )
+
+
+def _stream(part: Part) -> Any:
+    """What the stream of a residual form is: None for the hidden state, else its class and all options."""
+    cls = RESIDUALS.get(part.name)
+    if cls.streams is None:
+        return None
+    defaults = {name: parameter.default for name, parameter in option_parameters(cls).items()}
+    return cls.streams, defaults | decode_options(cls, part.options, "options")
 
 
 def _residuals(block: BlockConfig, place: str) -> Iterator[tuple[str, Part]]:

@@ -53,7 +53,8 @@ class Slot:
 @dataclass(frozen=True)
 class LayerContext:
     """What a part may know of the stack around it. `like_me` counts the layers below that have the same mixer;
-    `sublayer` is the one that a residual form belongs to."""
+    `sublayer` is the one that a residual form belongs to, and the stream `opens` just before this layer or has come
+    through others."""
 
     d_model: int
     layer: int = 0
@@ -61,6 +62,7 @@ class LayerContext:
     norm: NormConfig = NormConfig()
     like_me: int = 0
     sublayer: Literal["mixer", "ffn"] = "mixer"
+    opens: bool = False
 
     def slot(self, name: str, n_heads: int, head_dim: int, d_in: int | None = None) -> Slot:
         """The slot `name` of this layer; the gate reads the layer's input unless `d_in` gives another width."""

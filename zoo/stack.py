@@ -220,7 +220,10 @@ def _place(block: str) -> str:
 def _context(config: StackConfig, layer: int, block: str) -> LayerContext:
     mixers = [config.blocks[name].mixer.name for name in config.layers[:layer]]
     same_below = mixers.count(config.blocks[block].mixer.name)
-    return LayerContext(config.d_model, layer, config.n_layers, config.norm, same_below)
+    # the layer of multi-token prediction is one more, behind the last and with a stream of its own
+    n_layers = max(config.n_layers, layer + 1)
+    opens = layer in (0, config.n_layers)
+    return LayerContext(config.d_model, layer, n_layers, config.norm, same_below, opens=opens)
 
 
 def _from_the_next(values: Tensor, layout: Layout) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zoo.check.values import beside, label, other_values, sizes
 from zoo.mixers import Mixer
-from zoo.registry import GATES, MIXERS, RecipeError
+from zoo.registry import GATES, MIXERS, RESIDUALS, RecipeError
 from zoo.shapes import SlotSpec
 from zoo.stack import Stack, load
 
@@ -25,7 +25,7 @@ VOCAB, D_MODEL = 29, 24
 class Case:
     """One mixer, set up in one way, `n_layers` times in a stack: alone, or before and behind a layer of `partner`.
 
-    `slot` is the one whose gate the case is about, if it is about one.
+    `slot` is the one whose gate the case is about, if it is about one. All layers have the residual form `residual`.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Case:
     slot: str | None = None
     n_layers: int = 2
     partner: Case | None = None
+    residual: dict[str, Any] = field(default_factory=lambda: {"name": "pre_norm"})
 
     def __str__(self) -> str:
         return self.name
@@ -43,20 +44,20 @@ class Case:
     def parts(self) -> Sequence[type]:
         cls = MIXERS.get(self.mixer)
         gates = [GATES[cls.SLOTS[slot].kind].get(gate) for slot, gate in self.gates.items() if isinstance(gate, str)]
-        return [cls, *gates]
+        return [cls, *gates, RESIDUALS.get(self.residual["name"])]
 
     @property
     def block(self) -> dict[str, Any]:
         """What a recipe would say."""
         mixer = {"name": self.mixer, "options": dict(self.options), "gates": dict(self.gates)}
-        return {"mixer": mixer, "ffn": {"name": "swiglu", "options": {"mult": 1.0}}}
+        return {"mixer": mixer, "ffn": {"name": "swiglu", "options": {"mult": 1.0}}, "residual": self.residual}
 
 
 def recipe(case: Case, n_layers: int | None = None, **stack: Any) -> dict[str, Any]:
     """What stands under `model.stack`."""
     pattern, blocks = ["a"], {"a": case.block}
     if case.partner is not None:
-        pattern, blocks = ["a", "b", "a"], {"a": case.block, "b": case.partner.block}
+        pattern, blocks = ["a", "b", "a"], {"a": case.block, "b": case.partner.block | {"residual": case.residual}}
     plain = {
         "vocab_size": VOCAB,
         "d_model": D_MODEL,

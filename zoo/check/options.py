@@ -60,8 +60,9 @@ def with_gate(kind: str, key: str) -> Build:
 
 def with_block(node: str, key: str) -> Build:
     block = required("attention").block
+    n_layers = 3 if node == "residual" else 1  # a residual form may look back over layers
     return lambda options: {
-        **recipe(required("attention"), 1),
+        **recipe(required("attention"), n_layers),
         "blocks": {"a": {**block, node: {"name": key, "options": options}}},
     }
 

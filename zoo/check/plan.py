@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.check import cases, ffns, forcing, gates, learning, options, parts, stacks
+from zoo.check import cases, ffns, forcing, gates, learning, options, parts, residuals, stacks
 from zoo.check.contract import Contract, Trial, contract
 from zoo.check.parts import Part
 from zoo.registry import MIXERS
@@ -63,14 +63,14 @@ ALONE, STACK, RECIPE = "alone", "in a stack", "in a recipe"
 
 def plan(kind: str, key: str) -> Iterator[Step]:
     """All that a registered part owes, each step worked out when it is asked for; `kind` is a gate's (decay, ...),
-    mixers or ffns. Broken, behind the step `options`, where the options tell nothing to try."""
-    if kind == "mixers":
-        return mixer_plan(key)
-    return ffn_plan(key) if kind == "ffns" else gate_plan(kind, key)
+    mixers, ffns or residuals. Broken, behind the step `options`, where the options tell nothing to try."""
+    known = {"mixers": mixer_plan, "ffns": ffn_plan, "residuals": residual_plan}
+    return known[kind](key) if kind in known else gate_plan(kind, key)
 
 
 def part_of(kind: str, key: str) -> Part:
-    context = {"mixers": ("the LayerContext", "the gates"), "ffns": ("the LayerContext",)}.get(kind, ("the Slot",))
+    layer = ("the LayerContext",)
+    context = {"mixers": (*layer, "the gates"), "ffns": layer, "residuals": layer}.get(kind, ("the Slot",))
     return Part(f"{kind}/{key}", options.class_of(kind, key), context)
 
 
@@ -103,6 +103,14 @@ def ffn_plan(key: str) -> Iterator[Step]:
     yield from _steps(ALONE, parts.CONTRACTS, [part_of("ffns", key)])
     yield from _steps(ALONE, ffns.CONTRACTS, ffns.variants(key))
     yield from option_steps("ffns", key)
+
+
+def residual_plan(key: str) -> Iterator[Step]:
+    """A residual form around plain sublayers, with each option; and in stacks what a mixer owes there."""
+    yield from _steps(ALONE, parts.CONTRACTS, [part_of("residuals", key)])
+    yield from _steps(ALONE, residuals.CONTRACTS, residuals.variants(key))
+    yield from option_steps("residuals", key)
+    yield from _steps(STACK, residuals.IN_A_STACK, residuals.stacks_with(key))
 
 
 def _steps(section: str, contracts: Sequence[Contract[Any]], tried: Sequence[Any]) -> Iterator[Step]:
