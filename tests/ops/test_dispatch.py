@@ -16,6 +16,7 @@ from zoo.ops import (
     lightning_indexer,
     linear_attention,
     nsa,
+    selected_attention,
     short_conv,
     trace,
 )
@@ -140,6 +141,8 @@ def calls():
     yield "lightning_indexer", lambda **how: lightning_indexer(x, beta, far, top_k=1, stride=2, **how)
     yield "dplr", lambda **how: dplr(x, x, x, -beta, -x, x, **how)
     yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
+    some = torch.tensor([[[-1], [0], [0], [1], [1]]])
+    yield "selected_attention", lambda **how: selected_attention(x, x, x, some, stride=2, **how)
 
 
 @pytest.mark.parametrize(("name", "call"), list(calls()), ids=lambda x: x if isinstance(x, str) else "")

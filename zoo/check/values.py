@@ -27,6 +27,7 @@ SIZES = {
     "index_n_heads": 9,
     "index_head_dim": 10,
     "index_topk": 4,
+    "index_kpool": 3,
     "branches": [
         {"name": "attention", "options": {"n_heads": 2, "head_dim": 8}},
         {"name": "gated_deltanet", "options": {"n_heads": 2, "head_dim": 8}, "gates": {"write": "sigmoid"}},

@@ -42,7 +42,10 @@ class Compressor(nn.Module):
         tokens = torch.cat((self.kv_proj(x), self.gate_proj(x)), dim=-1)
         if cache is not None:
             tokens, _ = cache.newest(name, tokens, layout, self.kept)
-        block, index = self._closing(layout, x.device)
+        block, index = closing(layout, self.ratio, self.kept, x.device)
+        if self.series == 2:
+            # before the first block is nothing: the first itself stands there, and is masked
+            index = torch.cat((torch.where(block[:, None] == 0, index, index - self.ratio), index), dim=1)
         values, logits = tokens.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
         logits = self._gather(logits, index) + torch.cat(self.position_bias.split(self.width, dim=-1))
         if self.series == 2:
@@ -56,22 +59,6 @@ class Compressor(nn.Module):
         parts = zip(x.split(self.width, dim=-1), index.split(self.ratio, dim=1), strict=True)
         return torch.cat([part[:, where] for part, where in parts], dim=2)
 
-    def _closing(self, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The blocks that this call closes, each counted in its document, [M], and where their tokens stand behind
-        those that were kept, [M,series·m]. In the place of a block before the first stands the first."""
-        blocks, own, start = [], [], 0
-        for past, length in layout.documents:
-            closing = torch.arange(past // self.ratio, (past + length) // self.ratio, device=device)
-            kept = min(past, self.kept)
-            blocks.append(closing)
-            own.append(start + kept - past + closing * self.ratio)
-            start += kept + length
-        block = torch.cat(blocks)
-        index = torch.cat(own)[:, None] + torch.arange(self.ratio, device=device)
-        if self.series == 1:
-            return block, index
-        return block, torch.cat((torch.where(block[:, None] == 0, index, index - self.ratio), index), dim=1)
-
     def state_size(self, length: int) -> int:
         """Numbers in the cache: the entries, and the tokens that wait."""
         return length // self.ratio * self.width + min(length, self.kept) * 2 * self.series * self.width
@@ -79,3 +66,16 @@ class Compressor(nn.Module):
     def flops(self) -> float:
         """Operations a token: each value times its weight, and their sum."""
         return 2 * self.series * self.width
+
+
+def closing(layout: Layout, ratio: int, kept: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The blocks of `ratio` tokens that this call makes full, each counted in its document, [M], and where their tokens
+    stand behind those of which the `kept` newest wait, [M,ratio]."""
+    blocks, own, start = [], [], 0
+    for past, length in layout.documents:
+        full = torch.arange(past // ratio, (past + length) // ratio, device=device)
+        carried = min(past, kept)
+        blocks.append(full)
+        own.append(start + carried - past + full * ratio)
+        start += carried + length
+    return torch.cat(blocks), torch.cat(own)[:, None] + torch.arange(ratio, device=device)

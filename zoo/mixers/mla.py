@@ -1,22 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import AtLeast, Part, Size
-from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, register
-from zoo.nn import RMSNorm, Rope, rotate
+from zoo.mixers._latent import LatentMixer
+from zoo.mixers._mixer import GateOrder, OutNorm, register
+from zoo.nn import Rope
 from zoo.sequence import Layout
-from zoo.shapes import LayerContext, NormConfig, SlotSpec
+from zoo.shapes import LayerContext, NormConfig
 
 
 @register("mla")
-class MLA(Mixer):
+class MLA(LatentMixer):
     """Multi-head latent attention: keys and values of all heads are read from one latent c_t of width R.
 
     c = norm(W_a x), k_r = W_r x (one for all heads); k_h = [W_uk,h c | k_r], v_h = W_uv,h c;
@@ -35,14 +35,6 @@ class MLA(Mixer):
     DeepSeek-V2 (arXiv:2405.04434), §2.1; gated: Kimi K3 (arXiv:2607.24653), eq. 7.
     """
 
-    SLOTS: ClassVar[Mapping[str, SlotSpec]] = {
-        "query": SlotSpec("output"),
-        "key": SlotSpec("output"),
-        "value": SlotSpec("output"),
-        "output": SlotSpec("output"),
-        "post": SlotSpec("output"),
-    }
-
     def __init__(
         self,
         context: LayerContext,
@@ -59,132 +51,30 @@ class MLA(Mixer):
         gate_order: GateOrder = "norm_first",
         norm: NormConfig | None = None,
     ):
-        super().__init__(context, norm)
         if rope is not None and qk_rope_head_dim == 0:
             raise ValueError("qk_rope_head_dim: 0 channels cannot be rotated; use rope: null")
-        self.n_heads, self.kv_lora_rank = n_heads, kv_lora_rank
-        self.nope_dim, self.rope_dim, self.v_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
-        self.rope = rope
-        self.rope_width = rope.width(qk_rope_head_dim) if rope else 0
-        self.scale = (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
-        d_q = n_heads * (qk_nope_head_dim + qk_rope_head_dim)
-        self.q_lora_rank = q_lora_rank
-        if q_lora_rank is None:
-            self.q_proj = nn.Linear(context.d_model, d_q, bias=False)
-        else:
-            self.q_a_proj = nn.Linear(context.d_model, q_lora_rank, bias=False)
-            self.q_a_norm = RMSNorm(q_lora_rank, self.norm)
-            self.q_b_proj = nn.Linear(q_lora_rank, d_q, bias=False)
-        self.kv_a_proj = nn.Linear(context.d_model, kv_lora_rank + qk_rope_head_dim, bias=False)
-        self.kv_a_norm = RMSNorm(kv_lora_rank, self.norm)
-        self.kv_b_proj = nn.Linear(kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False)
-        self.o_proj = nn.Linear(n_heads * v_head_dim, context.d_model, bias=False)
-        self.fill(
+        super().__init__(
+            context,
             gates,
-            {
-                "query": context.slot("query", n_heads, qk_nope_head_dim + qk_rope_head_dim),
-                "key": context.slot("key", n_heads, qk_nope_head_dim + qk_rope_head_dim),
-                "value": context.slot("value", n_heads, v_head_dim),
-                "output": context.slot("output", n_heads, v_head_dim),
-                "post": context.slot("post", 1, context.d_model),
-            },
+            norm,
+            n_heads=n_heads,
+            kv_lora_rank=kv_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim,
+            v_head_dim=v_head_dim,
+            q_lora_rank=q_lora_rank,
+            rope=rope,
+            out_norm=out_norm,
+            gate_order=gate_order,
         )
-        self.set_read_out(n_heads, v_head_dim, out_norm, gate_order)
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        q = self.q_proj(x) if self.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
-        q = self.gated("query", q.unflatten(-1, (self.n_heads, -1)), x)
-        latent, k_rope = self.kv_a_proj(x).split((self.kv_lora_rank, self.rope_dim), dim=-1)
-        latent, k_rope = self.kv_a_norm(latent), k_rope.unsqueeze(-2)
-        scores = {slot: self.gates[slot](x) for slot in ("key", "value") if slot in self.gates}
-        # what scales whole heads may come behind the rotation, which is then that of one head for all
-        late = "key" in scores and not self._commutes("key", scores["key"])
-        if self.rope is not None:
-            angles = layout.angles(self.rope, self.rope_width)
-            q = self._turn(q, angles)
-            k_rope = k_rope if late else self._turn(k_rope, angles)
-        seen = {"latent": latent, "k_rope": k_rope, **scores}
-        cu_seqlens_k = layout.cu_seqlens
-        if cache is not None:
-            for name, new in seen.items():
-                seen[name], cu_seqlens_k = cache.extend(name, new, layout)
-        carries = any(layout.past) if isinstance(layout.past, list) else layout.past > 0
-        if carries and self._absorbs(seen):
-            if late and self.rope is not None:
-                seen["k_rope"] = self._turn(seen["k_rope"], self._key_angles(layout))
-            o = self._attend_absorbed(q, seen, layout.cu_seqlens, cu_seqlens_k)
-        else:
-            turn = self._key_angles(layout) if late and self.rope is not None else None
-            k, v = self._keys_and_values(seen, turn)
-            o = ops.attention(q, k, v, scale=self.scale, cu_seqlens=layout.cu_seqlens, cu_seqlens_k=cu_seqlens_k)
-        return self.post(self.o_proj(self.read_out(o, x)), x)
+    def select(self, x: Tensor, q_latent: Tensor, layout: Layout, cache: LayerCache | None) -> None:
+        return None
 
-    def _turn(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x [B,T,H,nope + rope or rope] with its last `rope` channels rotated."""
-        assert self.rope is not None
-        nope, rope = x.split((x.shape[-1] - self.rope_dim, self.rope_dim), dim=-1)
-        return torch.cat((nope, rotate(rope, angles, self.rope.interleaved)), dim=-1)
-
-    def _key_angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        assert self.rope is not None
-        return self.rope.angles(layout.key_positions(self.o_proj.weight.device), self.rope_width)
-
-    def _keys_and_values(
-        self, seen: Mapping[str, Tensor], angles: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Keys [B,T,H,nope + rope] and values [B,T,H,V] of every head, built from the latents and gated; angles are
-        given where the keys are yet to be rotated."""
-        up = self.kv_b_proj(seen["latent"]).unflatten(-1, (self.n_heads, -1))
-        k_nope, v = up.split((self.nope_dim, self.v_dim), dim=-1)
-        k = torch.cat((k_nope, seen["k_rope"].expand(-1, -1, self.n_heads, -1)), dim=-1)
-        if "key" in seen:
-            k = self.scored("key", k, seen["key"])
-        if angles is not None:
-            k = self._turn(k, angles)
-        return k, self.scored("value", v, seen["value"]) if "value" in seen else v
-
-    def _commutes(self, slot: str, score: Tensor) -> bool:
-        """Whether the score passes through the projection behind the latent."""
-        return not self.gates[slot].additive and score.shape[-1] == 1
-
-    def _absorbs(self, seen: dict[str, Tensor]) -> bool:
-        """Whether the past can be read as it is. Scores that are neutral throughout are left out: so read, a forced
-        gate gives bit for bit what an empty slot gives."""
-        scores = {slot: seen[slot] for slot in ("key", "value") if slot in seen}
-        neutral = all((score == (0 if self.gates[slot].additive else 1)).all() for slot, score in scores.items())
-        if neutral:
-            for slot in scores:
-                del seen[slot]
-            return True
-        return all(self._commutes(slot, score) for slot, score in scores.items())
-
-    def _attend_absorbed(
-        self, q: Tensor, seen: Mapping[str, Tensor], cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None, layout: Layout, cu_seqlens_k: Tensor | None
     ) -> Tensor:
-        """q·(W_uk c) = (W_uk^T q)·c and Σ p (W_uv c) = W_uv (Σ p c): multi-query attention to the latents themselves.
-
-        A score z for each head makes it q·(z [W_uk c | k_r]) = [W_uk^T q | q_r]·z [c | k_r] and Σ p z W_uv c = W_uv (Σ
-        p z c).
-        """
-        up = self.kv_b_proj.weight.view(self.n_heads, self.nope_dim + self.v_dim, self.kv_lora_rank)
-        up_k, up_v = up.split((self.nope_dim, self.v_dim), dim=1)
-        q_nope, q_rope = q.split((self.nope_dim, self.rope_dim), dim=-1)
-        q = torch.cat((torch.einsum("bthn,hnr->bthr", q_nope, up_k), q_rope), dim=-1)
-        v = seen["latent"].unsqueeze(-2)
-        k = torch.cat((v, seen["k_rope"]), dim=-1)
-        k = self.scored("key", k, seen["key"]) if "key" in seen else k
-        v = self.scored("value", v, seen["value"]) if "value" in seen else v
-        heads = max(k.shape[2], v.shape[2])
-        k, v = k.expand(-1, -1, heads, -1), v.expand(-1, -1, heads, -1)
-        o = ops.attention(q, k, v, scale=self.scale, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
-        return torch.einsum("bthr,hvr->bthv", o, up_v)
-
-    @torch.no_grad()
-    def state_size(self, length: int) -> int:
-        x = self.o_proj.weight.new_zeros(1, 1, self.context.d_model)
-        # a gate says its granularity by what it gives
-        scores = sum(self.gates[slot](x).numel() for slot in ("key", "value") if slot in self.gates)
-        return (self.kv_lora_rank + self.rope_dim + scores) * length
+        return ops.attention(q, k, v, scale=self.scale, cu_seqlens=layout.cu_seqlens, cu_seqlens_k=cu_seqlens_k)
 
     def op_flops(self, length: int) -> float:
-        return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * (length + 1) / 2
+        return self.attention_flops((length + 1) / 2)

@@ -13,6 +13,7 @@ from zoo.ops.experts import experts
 from zoo.ops.lightning_indexer import lightning_indexer
 from zoo.ops.linear_attention import linear_attention
 from zoo.ops.nsa import nsa
+from zoo.ops.selected_attention import selected_attention
 from zoo.ops.short_conv import short_conv
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "lightning_indexer",
     "linear_attention",
     "nsa",
+    "selected_attention",
     "short_conv",
     "trace",
     "watch_attention",
