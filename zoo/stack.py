@@ -62,17 +62,18 @@ class Stack(nn.Module):
         return self
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, only: Sequence[nn.Module] | None = None) -> None:
         """N(0, init_std) for every matrix of a projection or embedding, also where a module names stacked ones in its
         `projections`, 0 for a projection's bias; then each part's own `reset_parameters`, inner parts first, so that a
-        part has the last word over what it contains."""
-        for module in self.modules():
+        part has the last word over what it contains. `only`: of these modules, in the order of `modules()`."""
+        modules = list(self.modules() if only is None else only)
+        for module in modules:
             matrices = ("weight",) if isinstance(module, (nn.Linear, nn.Embedding)) else _projections(module)
             for name in matrices:
                 nn.init.normal_(getattr(module, name), std=self.config.init_std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for module in reversed(list(self.modules())):
+        for module in reversed(modules):
             own = getattr(module, "reset_parameters", None)
             if own is not None and module is not self and not isinstance(module, (nn.Linear, nn.Embedding)):
                 own()

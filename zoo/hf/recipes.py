@@ -1,0 +1,114 @@
+"""config.json <-> `model.stack`, by the templates of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zoo.config import StackConfig, check_parts, decode_stack
+from zoo.hf.configuration import FILE, FIXED, HARMLESS, Config, gather_rope, rename
+from zoo.hf.family import Family, families, family_of
+from zoo.hf.normal import differences, normal_stack
+from zoo.hf.pattern import compress
+from zoo.hf.template import Inexpressible, Written, fill, match
+from zoo.registry import RecipeError, did_you_mean
+
+NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+"""Written where nothing is known of them: the defaults of a family may lie outside the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A config.json as its family sees it: the configuration, the plain data under `model.stack`, and the kind of each
+    layer."""
+
+    family: Family
+    config: Config
+    stack: dict[str, Any]
+    kinds: list[str]
+
+
+def to_stack(data: Mapping[str, Any]) -> Read:
+    """The stack of a config.json. RecipeError that lists every value which zoo does not understand."""
+    family = family_of(data.get("model_type"), FILE)
+    prepared = dict(data) if family.prepare is None else family.prepare(dict(data))
+    config = Config(gather_rope(rename(prepared, family.aliases)), family.defaults)
+    kinds = family.layers.read(config)
+    stack = fill(family.stack, config)
+    blocks = {kind: fill(family.kinds[kind].block, config) for kind in dict.fromkeys(kinds)}
+    fixed = {**FIXED, **family.fixed}
+    for key, value in config.data.items():
+        if key in config.read or key in family.defaults or key in family.harmless:
+            continue
+        if key in fixed:
+            if value not in fixed[key]:
+                config.refuse(key, f"{value!r}, and zoo knows {fixed[key][0]!r} only")
+        elif key not in HARMLESS and not key.startswith("_"):
+            config.refuse(key, f"{value!r}, which zoo does not understand{_nearest(key, family)}")
+    if config.faults:
+        raise RecipeError(f"{FILE} of a {family.model_type}: {'; '.join(config.faults)}")
+    return Read(family, config, {**stack, "n_layers": len(kinds), **compress(kinds), "blocks": blocks}, kinds)
+
+
+def _nearest(key: str, family: Family) -> str:
+    hint = did_you_mean(key, family.defaults).partition(" Known:")[0].removeprefix(".")
+    return f" ({hint.strip()})" if hint else ""
+
+
+def to_config(config: StackConfig, model_type: str | None = None) -> Read:
+    """The configuration of the family that can say the stack (the one of `model_type`, or the first that can).
+
+    RecipeError when none can: the reasons of the one that comes nearest.
+    """
+    candidates = list(families().values()) if model_type is None else [family_of(model_type, "family")]
+    found = [_express(family, config) for family in candidates]
+    for each in found:
+        if isinstance(each, Read):
+            return each
+    refusals = [(len(each), family.model_type, each) for family, each in zip(candidates, found, strict=True)]
+    _, name, reasons = min(refusals, key=lambda refusal: refusal[:2])  # type: ignore[arg-type,return-value]
+    who = (
+        f"{name} cannot say this stack"
+        if model_type
+        else f"no class of transformers can say this stack; nearest {name}"
+    )
+    raise RecipeError(f"{who}: {'; '.join(reasons)}")  # type: ignore[arg-type]
+
+
+def _express(family: Family, config: StackConfig) -> Read | list[str]:
+    """The stack in the family's configuration, or the reasons why it has none."""
+    own = normal_stack(config)
+    out = Written()
+    reasons = list(match(family.stack, own, "stack", out))
+    kinds: dict[str, str] = {}
+    for name in dict.fromkeys(config.layers):
+        place, block = f"blocks.{name}", own["blocks"][name]
+        tries = []
+        for kind, entry in family.kinds.items():
+            written = Written(out)
+            tries.append((list(match(entry.block, block, place, written)), kind, written))
+        fault, kinds[name], written = min(tries, key=lambda each: len(each[0]))
+        reasons += fault
+        out.update(written)
+    if reasons:
+        return reasons
+    try:
+        family.layers.write([kinds[name] for name in config.layers], out)
+    except Inexpressible as reason:
+        return [f"the order of the layers: {reason}"]
+    fixed = {key: values[0] for key, values in {**FIXED, **family.fixed}.items() if values[0] not in (None, {})}
+    head = {"architectures": [family.architecture], "model_type": family.model_type}
+    try:
+        read = to_stack({**head, **NO_IDS, **fixed, **out})
+        theirs = decode_stack(read.stack)
+        check_parts(theirs)
+    except RecipeError as error:
+        return [str(error)]
+    form = normal_stack(theirs)
+    reasons = list(
+        differences({**own, "blocks": None, "layers": None}, {**form, "blocks": None, "layers": None}, "stack")
+    )
+    for name, kind in kinds.items():
+        reasons += differences(own["blocks"][name], form["blocks"][kind], f"blocks.{name}")
+    return reasons or read
