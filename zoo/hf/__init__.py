@@ -27,7 +27,6 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch

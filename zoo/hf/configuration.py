@@ -11,48 +11,14 @@ from zoo.registry import RecipeError
 
 FILE = "config.json"
 
-HARMLESS = frozenset(
-    # what transformers keeps in every configuration, and what only its own training, generation and heads read
-    [
-        "_name_or_path",
-        "architectures",
-        "attn_implementation",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "decoder_start_token_id",
-        "dtype",
-        "eos_token_id",
-        "experts_implementation",
-        "finetuning_task",
-        "id2label",
-        "label2id",
-        "max_position_embeddings",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "prefix",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "task_specific_params",
-        "tokenizer_class",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "auto_map",
-        "_attn_implementation",
-        "_experts_implementation",
-        "_attn_implementation_autoset",
-        "output_router_logits",
-        "unsloth_version",
-        "unsloth_fixed",
-        "use_bfloat16",
-    ]
-)
+_HARMLESS = """
+    _name_or_path architectures attn_implementation auto_map bos_token_id chunk_size_feed_forward classifier_dropout
+    decoder_start_token_id dtype eos_token_id experts_implementation finetuning_task id2label label2id
+    max_position_embeddings model_type output_attentions output_hidden_states output_router_logits pad_token_id prefix
+    pretraining_tp problem_type return_dict return_dict_in_generate sep_token_id task_specific_params tokenizer_class
+    torch_dtype transformers_version unsloth_fixed unsloth_version use_cache
+"""
+HARMLESS = frozenset(_HARMLESS.split())
 """Keys of any value, that say nothing about the logits of a text model."""
 
 FIXED: dict[str, tuple[Any, ...]] = {
@@ -92,7 +58,7 @@ class Config:
 
     def _checked(self, key: str, value: Any, default: Any) -> Any:
         """RecipeError for a number where the default is a list, a text where it is a number, ..."""
-        kinds = {bool: bool, int: int, float: (int, float), str: str, list: list}
+        kinds: dict[type, Any] = {bool: bool, int: int, float: (int, float), str: str, list: list}
         kind = kinds.get(type(default))
         fits = kind is None or value is None or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool))
         if not fits:

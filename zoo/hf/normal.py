@@ -13,19 +13,7 @@ from zoo.decode import Part, decode_options, option_parameters
 from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, Registry
 from zoo.shapes import LayerContext
 
-TRAINING = frozenset(
-    [
-        "a_init",
-        "dt_init",
-        "init_std",
-        "load_balance",
-        "z_loss",
-        "update_rate",
-        "balance",
-        "multi_token",
-        "residual_init",
-    ]
-)
+TRAINING = frozenset(("a_init", "dt_init", "init_std", "load_balance", "z_loss", "update_rate", "balance"))
 """Options that say how weights start and are trained, and nothing about what given weights compute."""
 
 _FOLLOWS = {"n_kv_heads": "n_heads", "n_v_heads": "n_heads", "head_v_dim": "head_dim"}

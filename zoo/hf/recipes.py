@@ -62,18 +62,15 @@ def to_config(config: StackConfig, model_type: str | None = None) -> Read:
     RecipeError when none can: the reasons of the one that comes nearest.
     """
     candidates = list(families().values()) if model_type is None else [family_of(model_type, "family")]
-    found = [_express(family, config) for family in candidates]
-    for each in found:
-        if isinstance(each, Read):
-            return each
-    refusals = [(len(each), family.model_type, each) for family, each in zip(candidates, found, strict=True)]
-    _, name, reasons = min(refusals, key=lambda refusal: refusal[:2])  # type: ignore[arg-type,return-value]
-    who = (
-        f"{name} cannot say this stack"
-        if model_type
-        else f"no class of transformers can say this stack; nearest {name}"
-    )
-    raise RecipeError(f"{who}: {'; '.join(reasons)}")  # type: ignore[arg-type]
+    refusals: list[tuple[int, str, list[str]]] = []
+    for family in candidates:
+        found = _express(family, config)
+        if isinstance(found, Read):
+            return found
+        refusals.append((len(found), family.model_type, found))
+    _, name, reasons = min(refusals)
+    nearest = "no class of transformers that zoo knows can say this stack; the nearest is "
+    raise RecipeError(f"{f'{name} cannot say this stack' if model_type else nearest + name}: {'; '.join(reasons)}")
 
 
 def _express(family: Family, config: StackConfig) -> Read | list[str]:

@@ -8,7 +8,8 @@ from zoo.hf.family import Family, Kind
 from zoo.hf.layers import Uniform
 from zoo.hf.template import Key
 
-_BIAS = {"bias": Key("attention_bias"), "out_bias": Key("attention_bias")}  # one key: on all four projections
+# one key for the biases of all four projections
+_MIXER = attention(qk_norm="none", bias=Key("attention_bias"), out_bias=Key("attention_bias"))
 
 FAMILY = Family(
     model_type="llama",
@@ -28,9 +29,7 @@ FAMILY = Family(
         "rope_parameters": None,
     },
     layers=Uniform("attn"),
-    kinds={
-        "attn": Kind({"mixer": attention(qk_norm="none", **_BIAS), **DENSE.block}, (*ATTENTION, *DENSE.tensors, *NORMS))
-    },
+    kinds={"attn": Kind({"mixer": _MIXER, **DENSE.block}, (*ATTENTION, *DENSE.tensors, *NORMS))},
     fixed={"mlp_bias": (False,)},
     skipped=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )

@@ -51,6 +51,7 @@ FAMILY = Family(
         "max_window_layers": 28,
         "layer_types": _layer_types,
     },
+    harmless=frozenset({"max_window_layers"}),  # the default of layer_types reads it
     layers=LayerTypes({"full_attention": "attn", "sliding_attention": "window"}),
     kinds={
         "attn": Kind({"mixer": attention(**_OPTIONS), **DENSE.block}, _REST),

@@ -1,0 +1,76 @@
+"""transformers' answers, our imports and exports of its models, and its answers to our exports: made once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from tests.hf.cases import CASES
+from zoo.stack import Stack
+
+
+@dataclass
+class Answered:
+    """One case: its folder, what transformers says, our model, and what transformers says to our export."""
+
+    folder: Path
+    answer: dict[str, Any]
+    lm: Stack | Exception
+    reloaded: Any = None
+
+    @property
+    def model(self) -> Stack:
+        if isinstance(self.lm, Exception):
+            raise self.lm
+        return self.lm
+
+    @property
+    def tolerance(self) -> float:
+        """20 times what 1e-7 of noise on the embeddings does to transformers' own answer."""
+        return 20 * float(self.answer["noise"]) + 1e-5
+
+
+@pytest.fixture(scope="session")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answered]]:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
+    folder = tmp_path_factory.mktemp("hf")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("oracle.py")), str(folder)]
+    with (
+        open(folder / "stderr", "w+") as errors,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as oracle,
+    ):
+        assert oracle.stdout is not None
+        assert oracle.stdin is not None
+        assert oracle.stdout.readline() == "answered\n", (folder / "stderr").read_text()
+        answers = torch.load(folder / "answers.pt", weights_only=True)
+        found = {name: Answered(folder / name, answers[name], _exported(folder / name)) for name in CASES}
+        oracle.stdin.write("\n")
+        oracle.stdin.close()
+        assert oracle.wait() == 0, (folder / "stderr").read_text()
+    for name, logits in torch.load(folder / "reloaded.pt", weights_only=True).items():
+        found[name].reloaded = logits
+    return found
+
+
+def _exported(folder: Path) -> Stack | Exception:
+    """Our model of a case, written anew; or why not, for the test to tell."""
+    try:
+        lm = zoo.from_hf(folder / "released")
+        zoo.to_hf(lm, folder / "exported")
+    except Exception as error:  # noqa: BLE001 (each test tells its own)
+        return error
+    return lm

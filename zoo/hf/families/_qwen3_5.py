@@ -1,0 +1,29 @@
+"""What the two families of Qwen3.5 share: the linear layers' projections, and text models within ones that see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zoo.hf.tensors import Rule, rule
+
+GDN: tuple[Rule, ...] = (
+    rule("linear_attn.in_proj_qkv.weight", ["mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight"]),
+    rule("linear_attn.in_proj_z.weight", "mixer.gates.output.g_proj.weight"),
+    rule("linear_attn.in_proj_b.weight", "mixer.gates.write.b_proj.weight"),
+    rule("linear_attn.in_proj_a.weight", "mixer.gates.decay.a_proj.weight"),
+)
+
+RENAMES = ((r"^model\.language_model\.", "model."),)
+
+_AROUND = frozenset(
+    ("model_type", "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+)
+
+
+def text_config(data: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model, which a checkpoint that also sees keeps within. What it says beside text and
+    vision stays, and is refused where it is not understood."""
+    if not isinstance(data.get("text_config"), dict):
+        return data
+    around = {key: value for key, value in data.items() if key not in _AROUND and key != "text_config"}
+    return {**data["text_config"], **around}
