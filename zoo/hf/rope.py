@@ -66,16 +66,14 @@ def _read_yarn(rope: Mapping[str, Any], config: Config) -> dict[str, Any]:
         if rope.get(key) is None:
             config.refuse(f"{KEY}.{key}", "missing, and YaRN needs it")
             return {}
-    if not rope.get("truncate", True):
-        config.refuse(f"{KEY}.truncate", "false, and zoo's YaRN rounds its ramp outwards")
     yarn = {"beta_fast": 32.0, "beta_slow": 1.0, **{key: rope[key] for key in _YARN if rope.get(key) is not None}}
     factor = rope.get("attention_factor")
     if factor is None:
-        factor = _mscale(yarn["factor"], rope.get("mscale") or 1.0)
+        factor = mscale(yarn["factor"], rope.get("mscale") or 1.0)
         if rope.get("mscale") and rope.get("mscale_all_dim"):
-            factor /= _mscale(yarn["factor"], rope["mscale_all_dim"])
-    return {**yarn, "attention_factor": factor}
+            factor /= mscale(yarn["factor"], rope["mscale_all_dim"])
+    return {**yarn, "attention_factor": factor, "truncate": rope.get("truncate", True)}
 
 
-def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+def mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

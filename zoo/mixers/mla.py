@@ -20,8 +20,8 @@ class MLA(LatentMixer):
     """Multi-head latent attention: keys and values of all heads are read from one latent c_t of width R.
 
     c = norm(W_a x), k_r = W_r x (one for all heads); k_h = [W_uk,h c | k_r], v_h = W_uv,h c;
-    q_h = [q_nope,h | q_r,h] from x, or through a latent of `q_lora_rank`; attention as usual, scale 1/sqrt(nope +
-    rope).
+    q_h = [q_nope,h | q_r,h] from x, or through a latent of `q_lora_rank`; attention as usual, scale `logit_scale` /
+    sqrt(nope + rope). (DeepSeek-V3 stretches its context with YaRN and logit_scale (0.1 ln(factor) + 1)².)
 
     `rope: null` leaves the `qk_rope_head_dim` channels unrotated (NoPE: Kimi-Linear, Kimi K3). The cache holds c and
     k_r: R + rope numbers a token. While decoding, W_uk is absorbed into the query and W_uv into the output, so that
@@ -47,6 +47,7 @@ class MLA(LatentMixer):
         v_head_dim: Size,
         q_lora_rank: Size | None = None,
         rope: Rope | None = None,
+        logit_scale: Annotated[float, AtLeast(0)] = 1.0,
         out_norm: OutNorm = "none",
         gate_order: GateOrder = "norm_first",
         norm: NormConfig | None = None,
@@ -67,6 +68,7 @@ class MLA(LatentMixer):
             out_norm=out_norm,
             gate_order=gate_order,
         )
+        self.scale *= logit_scale
 
     def select(self, x: Tensor, q_latent: Tensor, layout: Layout, cache: LayerCache | None) -> None:
         return None
