@@ -85,9 +85,7 @@ def peak(model: Stack, activations: Activations, states: States, gpus: int, accu
     return Peak(*max(moments, key=lambda moment: sum(moment[1].values())))
 
 
-def _moments(
-    model: Stack, activations: Activations, states: States, gpus: int, accumulates: bool
-) -> Iterator[Moment]:
+def _moments(model: Stack, activations: Activations, states: States, gpus: int, accumulates: bool) -> Iterator[Moment]:
     layers = list(model.layers)
     shards = {parameter: _shard(parameter, gpus) for parameter in trained(model)}
     every = sum(shards.values())

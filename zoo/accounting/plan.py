@@ -67,15 +67,15 @@ def compute_dtype(precision: str | int) -> torch.dtype:
 def plan(model: Stack, make_optimizer: Callable[[Stack], Optimizer], setup: Setup) -> dict[str, Any]:
     """Plain data: what a run takes of each GPU. The model lies on the meta device, and is cast to the run's precision.
 
-        setup       gpus, gpu, seq, batch (a GPU), precision, optimizer, tokens, utilisation
-        memory      bytes on the fullest GPU at the fullest moment of a step: total, by part, and the moment
-        capacity, fits, free, fewest_gpus
-                    where the GPU is known; `free` is negative where it does not fit, `fewest_gpus` None where no number
-                    of GPUs does
-        cache_bytes what generating holds of `batch` sequences of `seq` tokens, beside the weights
-        flops_per_token, training_flops_per_token, training_flops_by_layer
-        seconds, gpu_hours
-                    for `tokens` on GPUs whose rate is known
+    setup       gpus, gpu, seq, batch (a GPU), precision, optimizer, tokens, utilisation
+    memory      bytes on the fullest GPU at the fullest moment of a step: total, by part, and the moment
+    capacity, fits, free, fewest_gpus
+                where the GPU is known; `free` is negative where it does not fit, `fewest_gpus` None where no number
+                of GPUs does
+    cache_bytes what generating holds of `batch` sequences of `seq` tokens, beside the weights
+    flops_per_token, training_flops_per_token, training_flops_by_layer
+    seconds, gpu_hours
+                for `tokens` on GPUs whose rate is known
     """
     if setup.autocast is None:
         model.to(setup.dtype)

@@ -75,15 +75,10 @@ def _describe(name: str, block: BlockConfig) -> dict[str, Any]:
 
 
 def _params(model: Stack, layers: list[Block]) -> dict[str, Any]:
-<<<<<<< HEAD:zoo/accounting.py
-    total = _count(model.parameters())
+    total = count(model.parameters())
     extra = model.multi_token
     blocks = layers if extra is None else [*layers, extra.block]
-    active = total - sum(_idle(block) for block in blocks)
-=======
-    total = count(model.parameters())
-    active = total - sum(idle_params(block) for block in layers)
->>>>>>> d-plan:zoo/accounting/report.py
+    active = total - sum(idle_params(block) for block in blocks)
     one = model.embed.weight.numel()
     both = one if model.config.tie_embeddings else one + model.head.weight.numel()
     by_kind: Counter[str] = Counter()

@@ -166,8 +166,7 @@ FAMILY = Family(
     fixed={"attention_bias": (False,)},
     harmless=frozenset(
         # `head_dim`, `layer_group_size` and the like are read where the lists that they stand for are not there
-        "first_k_dense_replace head_dim layer_group_size model_max_length mtp_loss_scaling_factor qk_head_dim"
-        " num_nextn_predict_layers rope_theta short_conv_kernel_size".split()
+        ["first_k_dense_replace", "head_dim", "layer_group_size", "model_max_length", "mtp_loss_scaling_factor", "qk_head_dim", "num_nextn_predict_layers", "rope_theta", "short_conv_kernel_size"]
     ),
     aliases={
         "max_position_embeddings": "model_max_length",

@@ -71,7 +71,11 @@ FAMILY = Family(
         "rope_parameters": None,
         "router_aux_loss_coef": 0.001,
         "layer_types": _layer_types,
-        **{f"{name}_{factor}_factor": 1.0 for name in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")},
+        **{
+            f"{name}_{factor}_factor": 1.0
+            for name in ("full_attn", "linear_attn", "mlp")
+            for factor in ("alpha", "beta")
+        },
     },
     layers=LayerTypes({"linear_attention": "lightning", "full_attention": "attn"}),
     kinds={
