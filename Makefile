@@ -31,7 +31,7 @@ train: .venv/.base
 		$(if $(wildcard $(RUN)/checkpoints/last.ckpt),--ckpt_path last)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow

@@ -13,6 +13,11 @@ import pytest
 import torch
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A file's tests go to one worker: two would ask the same oracle twice."""
+    item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if importlib.util.find_spec("transformers") is None:

@@ -25,6 +25,8 @@ CORPUS = [
     "--data.batch_size=4",
     "--data.val_bytes=500",
     "--data.test_bytes=500",
+    # a tiny recipe's sample of 200 tokens costs as much as all these steps
+    "--trainer.callbacks+={class_path: zoo.train.Sample, init_args: {max_new_tokens: 8}}",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -182,12 +183,28 @@ def extremes(mixer: str) -> list[Case]:
     return [required(mixer), full(mixer), hybrid(mixer)]
 
 
+def _layers_are_alike(case: Case) -> bool:
+    """Whether two layers have parameters of the same shapes."""
+    with suppress(Exception):  # of a mixer that cannot be built: the contracts, which build it too, say why
+        first, second = load(recipe(case), device="meta").layers
+        return [each.shape for each in first.parameters()] == [each.shape for each in second.parameters()]
+    return False
+
+
 @cache
 def by_option(mixer: str) -> list[Case]:
-    """Every other value of every option, all slots filled."""
+    """Every other value of every option, all slots filled. One layer, as `with_gate` has, but for a mixer whose second
+    is made otherwise than its first, and for a window, over which only two reach."""
     one, cls = full(mixer), MIXERS.get(mixer)
+    alike = _layers_are_alike(one)
     return [
-        Case(f"{mixer}-{label({name: value})}", mixer, one.options | beside(cls, name) | {name: value}, one.gates)
+        Case(
+            f"{mixer}-{label({name: value})}",
+            mixer,
+            one.options | beside(cls, name) | {name: value},
+            one.gates,
+            n_layers=1 if alike and name != "window" else 2,
+        )
         for name, value in other_values(cls)
     ]
 

@@ -69,7 +69,7 @@ class RWKV6(LinearMixer):
     def reset_parameters(self) -> None:
         depth = self.context.layer / max(1, self.context.n_layers - 1)
         shape = (self.n_heads, self.head_dim)
-        ripple = 0.1 * (torch.arange(1, self.d_k + 1, dtype=torch.float32) % 3 - 1).view(shape)
+        ripple = 0.1 * (torch.arange(1, self.d_k + 1, dtype=torch.float32, device="cpu") % 3 - 1).view(shape)
         self.o_proj.weight.zero_()
         self.scale_read_out()
         self.bonus.copy_(depth * (1 - by_channel(*shape)) + ripple)

@@ -1,4 +1,8 @@
-"""How RWKV starts: every channel a little differently, from fast to slow, and what depends on the token not yet."""
+"""How RWKV starts: every channel a little differently, from fast to slow, and what depends on the token not yet.
+
+Curves are worked out on the CPU, whatever device is current: on the meta device the first power costs seconds of
+imports.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from torch import Tensor, nn
 
 def by_channel(*shape: int) -> Tensor:
     """From 0 in the first to 1 in the last channel, over all heads."""
-    return torch.linspace(0, 1, shape[0] * shape[1], dtype=torch.float32).view(shape)
+    return torch.linspace(0, 1, shape[0] * shape[1], dtype=torch.float32, device="cpu").view(shape)
 
 
 def zigzag(n_heads: int, width: int) -> Tensor:
     """x|x| with x from -1 to 1 over the channels of each head."""
-    x = torch.linspace(-1, 1, width, dtype=torch.float32).expand(n_heads, -1)
+    x = torch.linspace(-1, 1, width, dtype=torch.float32, device="cpu").expand(n_heads, -1)
     return x * x.abs()
 
 

@@ -36,8 +36,8 @@ class Start(NamedTuple):
     drop: float = 0.0
 
     def fill(self, width: int, layer: int, n_layers: int) -> Tensor:
-        """[width]: low layers and low channels look back most."""
-        channel = torch.arange(width, dtype=torch.float32) / width
+        """[width], on the CPU: low layers and low channels look back most."""
+        channel = torch.arange(width, dtype=torch.float32, device="cpu") / width
         depth = layer / max(1, n_layers - 1)
         return 1 - (channel ** (self.power * (1 - layer / n_layers)) + self.drop * depth)
 

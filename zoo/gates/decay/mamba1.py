@@ -39,7 +39,8 @@ class Mamba1Decay(DecayGate):
     def reset_parameters(self) -> None:
         bound = self.dt_proj.b.in_features**-0.5
         self.dt_proj.b.weight.uniform_(-bound, bound)
-        self.A_log.copy_(torch.arange(1, self.A_log.shape[1] + 1, dtype=torch.float32).log().expand_as(self.A_log))
+        rates = torch.arange(1, self.A_log.shape[1] + 1, dtype=torch.float32, device="cpu")
+        self.A_log.copy_(rates.log().expand_as(self.A_log))
         dt_bias_(self.dt_bias, *self.dt_init)
 
     def forward(self, x: Tensor) -> Decay:
