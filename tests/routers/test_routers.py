@@ -54,8 +54,8 @@ def test_loads_become_even(options: dict[str, Any], steps: int) -> None:
     for _ in range(steps):
         last = step(router, skewed(4000))
     assert first.max() > 2.5 * first.float().mean()
-    assert last.max() < 1.15 * last.float().mean()
-    assert last.min() > 0.85 * last.float().mean()
+    assert last.max() < 1.25 * last.float().mean()
+    assert last.min() > 0.75 * last.float().mean()
 
 
 def test_a_quantile_update_hits_the_share_by_the_bar_of_these_tokens() -> None:
