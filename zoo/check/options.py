@@ -130,7 +130,7 @@ def differs(one: dict[str, Any], other: dict[str, Any]) -> bool:
             torch.manual_seed(1)
             redraw(lm)
             outputs.append(lm(tokens))
-    return not torch.equal(outputs[0], outputs[1]) or _route_differently(*models, tokens)
+    return not torch.equal(outputs[0], outputs[1]) or _route_differently(models[0], models[1], tokens)
 
 
 def _route_differently(one: Stack, other: Stack, tokens: Tensor) -> bool:
