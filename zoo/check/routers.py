@@ -163,7 +163,7 @@ def a_forward_changes_nothing(case: RouterCase, t: Trial) -> None:
 def statistics_are_sums(case: RouterCase, t: Trial) -> None:
     """the statistics of two calls add up to those of one; their first column is each expert's number of tokens"""
     router = case.redrawn()
-    x, layout = draw_x(t, 33)
+    x, _ = draw_x(t, 33)
     seen = []
     for part in (slice(0, 33), slice(0, 20), slice(20, 33)):
         own = layout_of(tokens(33)[part])
