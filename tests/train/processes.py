@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from tests.train import toy
+from tests.train.test_routing import stack as mixture
 from zoo.train import Checkpoints, default_callbacks, quiet
 
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--optimizer", default="zoo.train.MuonAdamW")
     parser.add_argument("--residual", help="the form of all blocks, and multi-token prediction")
+    parser.add_argument("--router", help="put a mixture with this router of test_routing.py into the stack")
     options = parser.parse_args()
     torch.set_num_threads(1)
     quiet()
@@ -37,7 +39,7 @@ def main() -> None:
         precision=options.precision,
         accumulate_grad_batches=2 // world,
     )
-    stack = toy.STACK
+    stack = toy.STACK if options.router is None else mixture(options.router)
     if options.residual is not None:
         residual = yaml.safe_load(options.residual)
         blocks = {name: {**block, "residual": residual} for name, block in stack["blocks"].items()}

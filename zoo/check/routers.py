@@ -59,21 +59,29 @@ def variants(key: str) -> list[RouterCase]:
 def draw_x(t: Trial, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Layout]:
     """n tokens as hidden states [n,D], and the layout of a call that computes the loss."""
     t.given(f"x [{n}, {D}], normal, {dtype}, seed {SEED}; top {TOP_K} of {N_EXPERTS}")
-    return torch.randn(n, D, dtype=dtype), layout_of(torch.arange(n) % 29)
+    return torch.randn(n, D, dtype=dtype), layout_of(tokens(n))
 
 
-def layout_of(tokens: Tensor) -> Layout:
-    layout = dense(1, len(tokens), tokens.device)
-    layout.tokens, layout.ledger = tokens[None], Ledger()
+def tokens(n: int) -> Tensor:
+    return torch.arange(n) % 29
+
+
+def layout_of(ids: Tensor) -> Layout:
+    layout = dense(1, len(ids), ids.device)
+    layout.tokens, layout.ledger = ids[None], Ledger()
     return layout
+
+
+def ledger_of(layout: Layout) -> Ledger:
+    assert layout.ledger is not None
+    return layout.ledger
 
 
 def loss_of(routes: Routes, layout: Layout) -> Tensor:
     """Something that hangs on every weight and on every term of the loss."""
-    assert layout.ledger is not None
     n, k = routes.weights.shape
     factors = torch.linspace(-1, 2, n * k, dtype=routes.weights.dtype).view(n, k).cos()
-    return (routes.weights * factors).sum() + sum(layout.ledger.losses.values())
+    return (routes.weights * factors).sum() + sum(ledger_of(layout).losses.values())
 
 
 @contract
@@ -97,7 +105,7 @@ def a_token_is_routed_by_itself(case: RouterCase, t: Trial) -> None:
     """where a token goes hangs on that token alone"""
     router = case.redrawn()
     x, layout = draw_x(t, 9)
-    all_of, one = router(x, layout), router(x[4:5], layout_of(layout.tokens[0, 4:5]))
+    all_of, one = router(x, layout), router(x[4:5], layout_of(tokens(9)[4:5]))
     t.given(f"{t.input}, and token 4 alone")
     t.equal(one.experts, all_of.experts[4:5], "experts", "the same")
     t.close(one.weights, all_of.weights[4:5], FORWARD[torch.float64], "weights")
@@ -147,7 +155,7 @@ def a_forward_changes_nothing(case: RouterCase, t: Trial) -> None:
     router.train()(x, layout)
     for name, tensor in router.state_dict().items():
         t.equal(tensor, before[name], name)
-    found = list(layout.ledger.statistics) if layout.ledger else []
+    found = list(ledger_of(layout).statistics)
     t.hold(found == [LAYER], f"statistics of layers {found}", f"of layer {LAYER}: self.note(layout, experts)")
 
 
@@ -155,12 +163,12 @@ def a_forward_changes_nothing(case: RouterCase, t: Trial) -> None:
 def statistics_are_sums(case: RouterCase, t: Trial) -> None:
     """the statistics of two calls add up to those of one; their first column is each expert's number of tokens"""
     router = case.redrawn()
-    x, layout = draw_x(t, 33)
+    x, _ = draw_x(t, 33)
     seen = []
     for part in (slice(0, 33), slice(0, 20), slice(20, 33)):
-        own = layout_of(layout.tokens[0, part])
+        own = layout_of(tokens(33)[part])
         found = router(x[part], own)
-        seen.append(own.ledger.statistics[LAYER])
+        seen.append(ledger_of(own).statistics[LAYER])
         t.hold(not seen[-1].is_floating_point(), f"{seen[-1].dtype}", "whole numbers")
         loads = torch.bincount(found.experts.flatten(), minlength=N_EXPERTS)
         t.equal(seen[-1][:, 0].long(), loads, "the first column", "tokens of each expert")
@@ -175,7 +183,7 @@ def an_update_moves_buffers_alone(case: RouterCase, t: Trial) -> None:
     x, layout = draw_x(t, 33)
     router(x, layout)
     before = {name: parameter.detach().clone() for name, parameter in router.named_parameters()}
-    router.update(layout.ledger.statistics[LAYER])
+    router.update(ledger_of(layout).statistics[LAYER])
     for name, parameter in router.named_parameters():
         t.equal(parameter, before[name], name)
     for name, buffer in router.named_buffers():
@@ -201,7 +209,7 @@ def losses_are_finite_sums(case: RouterCase, t: Trial) -> None:
     router = case.redrawn()
     x, layout = draw_x(t, 33)
     router(x, layout)
-    losses = dict(layout.ledger.losses)
+    losses = dict(ledger_of(layout).losses)
     layout.ledger = None
     router(x, layout)
     if not losses:
