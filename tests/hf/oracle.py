@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
+import zoo  # noqa: E402
 from tests.hf.cases import BATCH, CASES, DERIVED, LENGTH, PREFILL, SHAPE  # noqa: E402
 
 
@@ -51,6 +52,7 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     model.save_pretrained(folder / "released")
 
+    instance = zoo.from_hf(model)(tokens).detach()
     logits, gradients = run(model, tokens)
     other = torch.cat(((tokens[:, :1] + 1) % model.config.vocab_size, tokens[:, 1:]), dim=1)
     with torch.no_grad():
@@ -69,6 +71,8 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "moved": moved,
         "noise": (shaken - logits).abs().max(),
         "keys": sorted({*config.to_dict(), *type(config).attribute_map}),
+        "default": type(config)().to_json_string(use_diff=False),
+        "instance": instance,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo.hf.configuration import REQUIRED, Config
+from zoo.hf.configuration import REQUIRED, Config, Nullable
 from zoo.hf.families._llama import ATTENTION, DENSE, NORMS, attention
 from zoo.hf.family import Kind
 from zoo.hf.layers import LayerTypes
@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_parameters": None,
     "use_sliding_window": False,
-    "sliding_window": 4096,
+    "sliding_window": Nullable(4096),
     "max_window_layers": 28,
     "layer_types": _layer_types,
 }
