@@ -47,6 +47,31 @@ KIMI = {
     "rms_norm_eps": 1e-4,
     **MLA,
 }
+V4 = {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["hash_moe", "moe", "hash_moe"],
+    "intermediate_size": 14,
+    "num_attention_heads": 6,
+    "head_dim": 20,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 14,
+    "o_groups": 3,
+    "o_lora_rank": 10,
+    "index_n_heads": 9,
+    "index_head_dim": 12,
+    "index_topk": 5,
+    "sliding_window": 11,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "compress_rope_theta": 7000.0,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "hc_mult": 3,
+    "swiglu_limit": 1.1,
+    "routed_scaling_factor": 1.7,
+    "rms_norm_eps": 1e-4,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -210,8 +235,20 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_attn_beta_factor": 0.8,
         "mlp_alpha_factor": 1.4,
         "mlp_beta_factor": 0.7,
-        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.4},
+        "rope_parameters": ROPE,
     },
+    "deepseek_v4": {
+        **V4,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 40,
+            "beta_fast": 4.0,
+            "beta_slow": 0.7,
+        },
+    },
+    "deepseek_v4_sigmoid": {**V4, "scoring_func": "sigmoid", "mlp_layer_types": ["moe"] * 3, "hc_sinkhorn_iters": 3},
 }
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""

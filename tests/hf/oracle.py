@@ -131,10 +131,12 @@ def redraw(model: Any) -> None:
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
             if ".q_a_proj" in key or ".kv_a_proj" in key:
-                parameter[: model.config.kv_lora_rank] *= 3e-3
+                parameter[: getattr(model.config, "kv_lora_rank", None)] *= 3e-3
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.1)
+            elif key.endswith("tid2eid"):  # starts as zeros: one expert, twice
+                buffer.copy_(torch.rand(len(buffer), model.config.n_routed_experts).argsort()[:, : buffer.shape[1]])
 
 
 if __name__ == "__main__":

@@ -74,7 +74,9 @@ FAMILY = Family(
         "gdn": Kind(
             {"mixer": _GDN, **DENSE.block, "residual": "pre_norm", "ffn_residual": "pre_norm"},
             [
-                *same("linear_attn.", "mixer.", "q_proj.weight k_proj.weight v_proj.weight o_proj.weight o_norm.weight"),
+                *same(
+                    "linear_attn.", "mixer.", "q_proj.weight k_proj.weight v_proj.weight o_proj.weight o_norm.weight"
+                ),
                 *(rule(f"linear_attn.{x}_conv1d.weight", f"mixer.{x}_conv1d.weight", Unsqueezed()) for x in "qkv"),
                 *same("linear_attn.", "mixer.gates.decay.", "a_proj.weight A_log dt_bias"),
                 rule("linear_attn.b_proj.weight", "mixer.gates.write.b_proj.weight"),
@@ -95,9 +97,7 @@ FAMILY = Family(
             ],
         ),
     },
-    harmless=frozenset(
-        f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")
-    ),
+    harmless=frozenset(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")),
     renames=[
         (r"\.input_layernorm\.", ".attention_layer_norm."),
         (r"\.post_attention_layernorm\.", ".feedforward_layer_norm."),
