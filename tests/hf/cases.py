@@ -72,6 +72,30 @@ V4 = {
     "routed_scaling_factor": 1.7,
     "rms_norm_eps": 1e-4,
 }
+GLM = {
+    "model_type": "glm5_next_text",
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+    "mlp_layer_types": ["dense", "sparse", "dense"],
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 14,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 6,
+    "index_n_heads": 9,
+    "index_head_dim": 8,
+    "linear_num_heads": 2,
+    "linear_head_dim": 10,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 5,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 14,
+    "routed_scaling_factor": 1.7,
+    "swiglu_limit": 1.1,
+    "rms_norm_eps": 1e-4,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -249,6 +273,21 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "deepseek_v4_sigmoid": {**V4, "scoring_func": "sigmoid", "mlp_layer_types": ["moe"] * 3, "hc_sinkhorn_iters": 3},
+    "glm5_next": {
+        **GLM,
+        "index_kpool": 4,
+        "index_topk": 20,
+        "n_group": 2,
+        "linear_lower_bound": -4.0,
+    },
+    "glm5_next_unbounded": {
+        **GLM,
+        "index_kpool": 1,
+        "index_topk": 18,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "linear_lower_bound": None,
+    },
 }
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""

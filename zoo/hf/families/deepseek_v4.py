@@ -267,8 +267,14 @@ FAMILY = Family(
     },
     # what says the rotation again is read where `rope_parameters` does not say it
     harmless=frozenset(
-        "num_nextn_predict_layers router_aux_loss_coef router_jitter_noise"
-        " rope_theta compress_rope_theta qk_rope_head_dim".split()
+        [
+            "num_nextn_predict_layers",
+            "router_aux_loss_coef",
+            "router_jitter_noise",
+            "rope_theta",
+            "compress_rope_theta",
+            "qk_rope_head_dim",
+        ]
     ),
     aliases={"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"},
     prepare=_prepare,
