@@ -62,6 +62,20 @@ _MOE = Kind(
         *shared_tensors("mlp.shared_experts"),
     ],
 )
+# `head_dim`, `layer_group_size` and the like are read where what they stand for is not there
+_HARMLESS = frozenset(
+    (
+        "first_k_dense_replace",
+        "head_dim",
+        "layer_group_size",
+        "model_max_length",
+        "mtp_loss_scaling_factor",
+        "num_nextn_predict_layers",
+        "qk_head_dim",
+        "rope_theta",
+        "short_conv_kernel_size",
+    )
+)
 
 FAMILY = Family(
     model_type="bailing_hybrid",
@@ -109,20 +123,7 @@ FAMILY = Family(
         rule("lm_head.weight", "head.weight"),
     ),
     fixed={"attention_bias": (False,)},
-    harmless=frozenset(
-        # `head_dim`, `layer_group_size` and the like are read where the lists that they stand for are not there
-        [
-            "first_k_dense_replace",
-            "head_dim",
-            "layer_group_size",
-            "model_max_length",
-            "mtp_loss_scaling_factor",
-            "qk_head_dim",
-            "num_nextn_predict_layers",
-            "rope_theta",
-            "short_conv_kernel_size",
-        ]
-    ),
+    harmless=_HARMLESS,
     aliases={
         "max_position_embeddings": "model_max_length",
         "norm_topk_prob": "moe_renormalize",

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 (2026): one key and value for all heads, near and in compressed entries; routing by table at first; mHC."""
+"""DeepSeek-V4 (2026): one key and value for all heads, near and in compressed entries; routing by table; mHC."""
 
 from __future__ import annotations
 
@@ -212,6 +212,18 @@ def _layer_types(config: Config) -> list[str]:
     return [HCA if n < 2 or n % 2 == 0 else CSA for n in range(config[COUNT])]
 
 
+# what says the rotation again is read where `rope_parameters` does not say it
+_HARMLESS = frozenset(
+    (
+        "compress_rope_theta",
+        "num_nextn_predict_layers",
+        "qk_rope_head_dim",
+        "rope_theta",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+    )
+)
+
 FAMILY = Family(
     model_type="deepseek_v4",
     architecture="DeepseekV4ForCausalLM",
@@ -265,17 +277,7 @@ FAMILY = Family(
         "norm_topk_prob": (True,),
         "topk_method": (None, "noaux_tc"),
     },
-    # what says the rotation again is read where `rope_parameters` does not say it
-    harmless=frozenset(
-        [
-            "num_nextn_predict_layers",
-            "router_aux_loss_coef",
-            "router_jitter_noise",
-            "rope_theta",
-            "compress_rope_theta",
-            "qk_rope_head_dim",
-        ]
-    ),
+    harmless=_HARMLESS,
     aliases={"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"},
     prepare=_prepare,
     # the release has no `model.`
