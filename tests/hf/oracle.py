@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 import zoo  # noqa: E402
 from tests.hf.cases import BATCH, CASES, DERIVED, LENGTH, PREFILL, SHAPE  # noqa: E402
@@ -47,7 +48,9 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     model_type = case.pop("model_type")
     config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **case})
-    model = prepare(transformers.AutoModelForCausalLM.from_config(config))
+    model = prepare(
+        WithHead(config) if model_type == "glm5_next_text" else transformers.AutoModelForCausalLM.from_config(config)
+    )
     redraw(model)
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     model.save_pretrained(folder / "released")
@@ -110,7 +113,10 @@ def decode(model: Any, tokens: Any) -> Any:
 def reload(folder: Path, tokens: Any) -> Any:
     import transformers
 
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    if transformers.AutoConfig.from_pretrained(folder).model_type == "glm5_next_text":
+        model, report = WithHead.from_pretrained(folder)
+    else:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     report["missing_keys"] = [name for name in report["missing_keys"] if not re.fullmatch(DERIVED, name)]
     faults = {name: sorted(found) for name, found in report.items() if found}
     assert not faults, faults
@@ -118,12 +124,51 @@ def reload(folder: Path, tokens: Any) -> Any:
         return prepare(model)(input_ids=tokens, use_cache=False).logits
 
 
+class WithHead(torch.nn.Module):
+    """A text model that transformers has without its head, and with it the names that others have for both."""
+
+    def __init__(self, config: Any, model: Any = None):
+        import transformers
+
+        super().__init__()
+        self.config = config
+        self.model = transformers.AutoModel.from_config(config) if model is None else model
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, **given: Any) -> Any:
+        out = self.model(**given)
+        out.logits = self.lm_head(out.last_hidden_state)
+        return out
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.embed_tokens
+
+    def save_pretrained(self, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+        tensors = self.state_dict() if state_dict is None else state_dict
+        head = {"lm_head.weight": tensors.pop("lm_head.weight").contiguous()}
+        own = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        self.model.save_pretrained(folder, state_dict=own)
+        file = folder / "model.safetensors"
+        inner = {f"model.{name}": tensor for name, tensor in load_file(file).items()}
+        save_file(head | inner, file, metadata={"format": "pt"})
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> tuple[Any, dict[str, Any]]:
+        import transformers
+
+        model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+        assert set(report.pop("unexpected_keys")) == {"lm_head.weight"}
+        whole = cls(model.config, model)
+        whole.lm_head.weight.data = load_file(folder / "model.safetensors")["lm_head.weight"]
+        return whole, report
+
+
 def redraw(model: Any) -> None:
     """Every parameter anew: transformers' own start (std 0.02, norms 1, decays that forget at once) hides faults.
 
     Decays remember for a few to a few hundred tokens. Latents are small, so that the epsilon of their norm counts.
     """
-    bounded = hasattr(model.config, "kda_lower_bound")
+    bounded = hasattr(model.config, "kda_lower_bound") or getattr(model.config, "linear_lower_bound", None) is not None
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("A_log"):
@@ -135,10 +180,12 @@ def redraw(model: Any) -> None:
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
             if ".q_a_proj" in key or ".kv_a_proj" in key:
-                parameter[: model.config.kv_lora_rank] *= 3e-3
+                parameter[: getattr(model.config, "kv_lora_rank", None)] *= 3e-3
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.1)
+            elif key.endswith("tid2eid"):  # starts as zeros: one expert, twice
+                buffer.copy_(torch.rand(len(buffer), model.config.n_routed_experts).argsort()[:, : buffer.shape[1]])
 
 
 if __name__ == "__main__":

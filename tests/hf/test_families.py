@@ -69,9 +69,10 @@ def test_gradients(answered: dict[str, Answered], name: str) -> None:
     """Ours go through the same map as our weights, theirs through their own `save_pretrained`."""
     case = answered[name]
     lm = case.model
-    names, parameters = zip(*lm.named_parameters(), strict=True)
+    gradients = {name: torch.zeros_like(parameter) for name, parameter in lm.named_parameters()}
+    learnt_here = {name: parameter for name, parameter in lm.named_parameters() if parameter.requires_grad}
     loss = _cross_entropy(lm, case.answer["tokens"])
-    gradients = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    gradients |= zip(learnt_here, torch.autograd.grad(loss, list(learnt_here.values())), strict=True)
     read = to_stack(json.loads((case.folder / "released" / "config.json").read_text()))
     wanted, noise = tensors(case.folder / "gradients"), tensors(case.folder / "noise")
     rules = bind_model(read.family, read.config, read.kinds, lm)

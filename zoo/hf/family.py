@@ -54,7 +54,8 @@ class Family:
     harmless   keys that may have any value
     aliases    other names of keys;  prepare: what else brings a config.json into the form that the templates read
     renames    (regular expression, replacement): names of tensors in other releases -> those of the rules
-    skipped    regular expressions of tensors that the text model does not need
+    skipped    regular expressions of tensors that the text model does not need; `{n}` is the number of layers, and the
+               index of the one behind them, which predicts one token more
     """
 
     model_type: str

@@ -72,7 +72,7 @@ def import_folder(
         raise RecipeError(f"{folder}: {error}") from None
     before = tensors_of(plain)
     rules = {each.hf: each for each in bind_model(read.family, read.config, read.kinds, plain)}
-    stored, skipped = _released(read.family, list_tensors(folder))
+    stored, skipped = _released(read.family, list_tensors(folder), len(read.kinds))
     tied = {name: stored.pop(name) for name in head_names(read.family) if name not in rules and name in stored}
     _check(rules, stored, before, folder)
 
@@ -102,13 +102,14 @@ def _is_widened(rule: Bound, own: Mapping[str, Tensor], stored: Stored) -> bool:
     return any(name in own and own[name].dtype != stored.dtype for name in rule.names)
 
 
-def _released(family: Family, listed: Mapping[str, Stored]) -> tuple[dict[str, Stored], tuple[str, ...]]:
+def _released(family: Family, listed: Mapping[str, Stored], n_layers: int) -> tuple[dict[str, Stored], tuple[str, ...]]:
     """The tensors under the names of the family's rules, and those that are left out."""
     kept, skipped = {}, []
+    unneeded = [pattern.replace("{n}", str(n_layers)) for pattern in family.skipped]
     for name, each in listed.items():
         for pattern, replacement in family.renames:
             name = re.sub(pattern, replacement, name)
-        if matches(family.skipped, name):
+        if matches(unneeded, name):
             skipped.append(each.name)
         else:
             kept[name] = each

@@ -17,8 +17,8 @@ _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
 
 class RopeKeys(Entry):
     """Theta, the rotated fraction and YaRN. `theta` and `fraction` are what the family has where its configuration says
-    nothing; `interleaved` is its own, and none of the configuration's. With `optional`, a theta of null is no rotation
-    at all."""
+    nothing; a fraction of 1 is that of families in which transformers does not look at the key. `interleaved` is its
+    own, and none of the configuration's. With `optional`, a theta of null is no rotation at all."""
 
     def __init__(
         self, *, theta: float = 10000.0, fraction: float = 1.0, interleaved: bool = False, optional: bool = False
@@ -47,6 +47,8 @@ class RopeKeys(Entry):
                 config.refuse(f"{KEY}.rope_theta", "null, where the family needs a number")
             return None
         fraction = float(rope.get("partial_rotary_factor") or self.fraction)
+        if self.fraction == 1.0 != fraction:
+            config.refuse(f"{KEY}.partial_rotary_factor", f"{fraction}, which transformers ignores in this family")
         out = {"theta": float(theta), "fraction": fraction, "interleaved": self.interleaved}
         return out if kind == "default" else {**out, "yarn": _read_yarn(rope, config)}
 
@@ -59,7 +61,9 @@ class RopeKeys(Entry):
         if value["interleaved"] != self.interleaved:
             raise Inexpressible(f"interleaved: {value['interleaved']}, where the family has {self.interleaved}")
         rope = {"rope_type": "default", "rope_theta": value["theta"]}
-        if value["fraction"] != 1.0 or self.fraction != 1.0:
+        if self.fraction == 1.0 != value["fraction"]:
+            raise Inexpressible(f"fraction: {value['fraction']}, where the family rotates all channels")
+        if self.fraction != 1.0:
             rope["partial_rotary_factor"] = value["fraction"]
         if value["yarn"] is not None:
             rope |= {"rope_type": "yarn", **value["yarn"]}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo.hf.configuration import Config
 from zoo.hf.template import Derived, Entry, Inexpressible, Key, Written
-from zoo.hf.tensors import Piece, Rule, rule, same
+from zoo.hf.tensors import Piece, Rule, rule
 
 GLU = ("gate_proj", "up_proj", "down_proj")
 
@@ -27,15 +27,11 @@ def shared_tensors(prefix: str, names: tuple[str, str, str] = GLU) -> list[Rule]
     return [rule(f"{prefix}.{theirs}.weight", f"ffn.shared.{ours}.weight") for theirs, ours in pairs]
 
 
-def dense_tensors(prefix: str = "mlp.") -> list[Rule]:
-    return same(prefix, "ffn.", "gate_proj.weight up_proj.weight down_proj.weight")
-
-
 class Shared(Entry):
     """The expert that sees every token: as wide as `count` of the others. With 0 transformers has one of width 0."""
 
-    def __init__(self, count: str, width: str = "moe_intermediate_size", options: Mapping[str, Any] | None = None):
-        self.count, self.width, self.options = count, width, dict(options or {})
+    def __init__(self, count: str, width: str = "moe_intermediate_size", **options: Key):
+        self.count, self.width, self.options = count, width, options
 
     def read(self, config: Config) -> Any:
         count = config[self.count]
@@ -52,6 +48,8 @@ class Shared(Entry):
         if width % one:
             raise Inexpressible(f"of width {width}, where the family has a multiple of the experts' {one}")
         out.set(self.count, width // one)
+        for name, entry in self.options.items():
+            entry.write(value["options"][name], out)
 
 
 def _write_balance(value: Any, out: Written) -> None:
@@ -97,3 +95,21 @@ def mixture(
             "shared": shared,
         },
     }
+
+
+def mlp_layer_types(config: Config) -> list[str]:
+    """The default: dense layers first."""
+    first = config["first_k_dense_replace"]
+    return ["dense" if layer < first else "sparse" for layer in range(config["num_hidden_layers"])]
+
+
+def is_dense(config: Config, layer: int) -> bool:
+    types = config["mlp_layer_types"]
+    if len(types) != config["num_hidden_layers"] or not set(types) <= {"dense", "sparse"}:
+        config.refuse("mlp_layer_types", f"{types!r}, and zoo knows dense and sparse, one a layer")
+        return False
+    return bool(types[layer] == "dense")
+
+
+def write_dense(dense: Sequence[bool], out: Written) -> None:
+    out.set("mlp_layer_types", ["dense" if each else "sparse" for each in dense])

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from zoo.hf.configuration import REQUIRED, Config
+from zoo.hf.families._kda import Decay, kda, kda_tensors
 from zoo.hf.families._latent import LatentRope, LogitScale, latent_attention, latent_tensors
 from zoo.hf.families._llama import DENSE, NORMS
-from zoo.hf.families._mixture import Shared, expert_tensors, mixture, shared_tensors, sigmoid_router
+from zoo.hf.families._mixture import (
+    Shared,
+    expert_tensors,
+    is_dense,
+    mixture,
+    mlp_layer_types,
+    shared_tensors,
+    sigmoid_router,
+    write_dense,
+)
 from zoo.hf.family import Family, Kind
 from zoo.hf.layers import LayerTypes, WithFFN, with_ffns
-from zoo.hf.template import Entry, Inexpressible, Key, Written
-from zoo.hf.tensors import rule, same
-from zoo.hf.transforms import Reshaped, Unsqueezed
-
-THETA = 6e6
-
-
-class Decay(Entry):
-    """Bounded, or with `kda_safe_gate` off KDA's own; of full rank both."""
-
-    def read(self, config: Config) -> Any:
-        bound = config["kda_lower_bound"]
-        if not config["kda_safe_gate"]:
-            return {"name": "kda", "options": {"rank": "full"}}
-        return {"name": "bounded", "options": {"g_min": bound, "rank": "full"}}
-
-    def write(self, value: Any, out: Written) -> None:
-        if not isinstance(value, dict) or value["name"] not in ("bounded", "kda"):
-            found = value["name"] if isinstance(value, dict) else "nothing"
-            raise Inexpressible(f"'{found}', where the family has 'bounded' or 'kda'")
-        out.set("kda_safe_gate", value["name"] == "bounded")
-        if value["name"] == "bounded":
-            out.set("kda_lower_bound", value["options"]["g_min"])
-
-
-def _write_dense(dense: Sequence[bool], out: Written) -> None:
-    out.set("mlp_layer_types", ["dense" if each else "sparse" for each in dense])
-
-
-def _mlp_types(config: Config) -> list[str]:
-    return ["dense" if n < config["first_k_dense_replace"] else "sparse" for n in range(config["num_hidden_layers"])]
+from zoo.hf.tensors import rule
 
 
 def _layer_types(config: Config) -> list[str]:
@@ -56,44 +35,10 @@ def _without_theta(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "rope_theta"} if data.get("rope_parameters") else data
 
 
-class Types(LayerTypes):
-    def read(self, config: Config) -> list[str]:
-        ffns = config["mlp_layer_types"]
-        if len(ffns) != config["num_hidden_layers"] or set(ffns) - {"dense", "sparse"}:
-            config.refuse("mlp_layer_types", f"{ffns!r}, and zoo knows 'dense' and 'sparse' for every layer")
-            return []
-        return super().read(config)
-
-
 _KDA = Kind(
-    {
-        "mixer": {
-            "name": "kda",
-            "options": {
-                "n_heads": Key("linear_num_heads"),
-                "head_dim": Key("linear_head_dim"),
-                "conv_size": Key("linear_conv_kernel_dim"),
-            },
-            "gates": {
-                "decay": Decay(),
-                "write": {"name": "sigmoid", "options": {"scale": 1.0}},
-                "output": {"name": "sigmoid", "options": {"granularity": "elementwise", "rank": "full"}},
-            },
-        }
-    },
-    [
-        *same("attention.", "mixer.", "q_proj.weight k_proj.weight v_proj.weight o_norm.weight"),
-        *(rule(f"attention.{x}_conv1d.weight", f"mixer.{x}_conv1d.weight", Unsqueezed()) for x in "qkv"),
-        rule("attention.A_log", "mixer.gates.decay.A_log"),
-        rule("attention.dt_bias", "mixer.gates.decay.dt_bias", Reshaped(-1)),
-        rule("attention.f_proj.weight", "mixer.gates.decay.f_proj.weight"),
-        rule("attention.b_proj.weight", "mixer.gates.write.b_proj.weight"),
-        rule("attention.g_proj.weight", "mixer.gates.output.g_proj.weight"),
-        rule("attention.dense.weight", "mixer.o_proj.weight"),
-        *NORMS,
-    ],
+    {"mixer": kda(Decay("kda_lower_bound", "full", "kda_safe_gate"))}, [*kda_tensors("attention.", "dense"), *NORMS]
 )
-_MIXER = latent_attention(rope=LatentRope(theta=THETA), logit_scale=LogitScale())
+_MIXER = latent_attention(rope=LatentRope(theta=6e6), logit_scale=LogitScale())
 _MIXER["gates"]["output"] = {"name": "sigmoid", "options": {"granularity": "headwise", "rank": "full"}}
 _MLA = Kind(
     {"mixer": _MIXER},
@@ -116,6 +61,20 @@ _MOE = Kind(
         *expert_tensors("mlp.experts"),
         *shared_tensors("mlp.shared_experts"),
     ],
+)
+# `head_dim`, `layer_group_size` and the like are read where what they stand for is not there
+_HARMLESS = frozenset(
+    (
+        "first_k_dense_replace",
+        "head_dim",
+        "layer_group_size",
+        "model_max_length",
+        "mtp_loss_scaling_factor",
+        "num_nextn_predict_layers",
+        "qk_head_dim",
+        "rope_theta",
+        "short_conv_kernel_size",
+    )
 )
 
 FAMILY = Family(
@@ -152,7 +111,7 @@ FAMILY = Family(
         "kda_safe_gate": True,
         "kda_lower_bound": -5.0,
         "layer_types": _layer_types,
-        "mlp_layer_types": _mlp_types,
+        "mlp_layer_types": mlp_layer_types,
         # transformers writes these beside their originals, of which `head_dim` has then become another
         "linear_head_dim": lambda config: config["head_dim"],
         "linear_num_heads": lambda config: config["num_attention_heads"],
@@ -164,10 +123,7 @@ FAMILY = Family(
         rule("lm_head.weight", "head.weight"),
     ),
     fixed={"attention_bias": (False,)},
-    harmless=frozenset(
-        # `head_dim`, `layer_group_size` and the like are read where the lists that they stand for are not there
-        ["first_k_dense_replace", "head_dim", "layer_group_size", "model_max_length", "mtp_loss_scaling_factor", "qk_head_dim", "num_nextn_predict_layers", "rope_theta", "short_conv_kernel_size"]
-    ),
+    harmless=_HARMLESS,
     aliases={
         "max_position_embeddings": "model_max_length",
         "norm_topk_prob": "moe_renormalize",
@@ -178,10 +134,7 @@ FAMILY = Family(
         "num_mtp_layers": "num_nextn_predict_layers",
     },
     prepare=_without_theta,
-    layers=WithFFN(
-        Types({"linear_attention": "kda", "full_attention": "mla"}),
-        lambda config, layer: config["mlp_layer_types"][layer] == "dense",
-        _write_dense,
-    ),
+    skipped=(r"model\.layers\.{n}\..*",),
+    layers=WithFFN(LayerTypes({"linear_attention": "kda", "full_attention": "mla"}), is_dense, write_dense),
     kinds=with_ffns({"kda": _KDA, "mla": _MLA}, _MOE, DENSE),
 )

@@ -82,5 +82,6 @@ FAMILY = Family(
         "moe_layer_freq": (None, 1),
     },
     harmless=frozenset(["head_dim", "qk_head_dim", "num_nextn_predict_layers", "aux_loss_alpha", "seq_aux", "ep_size"]),
+    skipped=(r"model\.layers\.{n}\..*",),
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 )

@@ -14,8 +14,6 @@ from zoo.hf.template import Derived, Key
 from zoo.hf.tensors import rule
 from zoo.hf.transforms import Grouped
 
-THETA = 1e6
-
 
 def _scaled(name: str) -> dict[str, Any]:
     return {"name": "scaled", "options": {"alpha": Key(f"{name}_alpha_factor"), "beta": Key(f"{name}_beta_factor")}}
@@ -95,7 +93,7 @@ FAMILY = Family(
         ),
         "attn": Kind(
             {
-                "mixer": attention(qk_norm="none", rope=RopeKeys(theta=THETA), bias=False, out_bias=False),
+                "mixer": attention(qk_norm="none", rope=RopeKeys(theta=1e6), bias=False, out_bias=False),
                 **_REST,
                 "residual": _scaled("full_attn"),
             },
