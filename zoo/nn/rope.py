@@ -17,9 +17,10 @@ class Yarn:
     """Slow pairs turn `factor` times slower, so that `factor` times the context looks no longer than the trained one.
 
     A pair that makes `beta_fast` turns or more within `original_max_position_embeddings` tokens stays as it is, one
-    that makes `beta_slow` or fewer is slowed, in between by a ramp over the pairs' indices. cos and sin are multiplied
-    by `attention_factor`: the paper's is 0.1 ln(factor) + 1 (GPT-OSS), DeepSeek-V4's 1. Peng et al. 2023
-    (arXiv:2309.00071); the defaults are DeepSeek-V4's.
+    that makes `beta_slow` or fewer is slowed, in between by a ramp over the pairs' indices, whose ends are rounded
+    outwards if `truncate`, unlike in the paper (and GPT-OSS). cos and sin are multiplied by `attention_factor`: the
+    paper's is 0.1 ln(factor) + 1 (GPT-OSS), DeepSeek-V4's 1. Peng et al. 2023 (arXiv:2309.00071); the defaults are
+    DeepSeek-V4's.
     """
 
     factor: Annotated[float, AtLeast(1)] = 16.0
@@ -27,6 +28,7 @@ class Yarn:
     beta_fast: Annotated[float, AtLeast(0)] = 32.0
     beta_slow: Annotated[float, AtLeast(0)] = 1.0
     attention_factor: float = 1.0
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.beta_slow < self.beta_fast:
@@ -35,12 +37,14 @@ class Yarn:
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
         """The frequencies theta^(-2i/W), [W/2], after slowing."""
         pairs = len(frequencies)
-        # the pair, as a real number, that makes so many turns; code rounds outwards, the paper does not
+        # the pair, as a real number, that makes so many turns
         first, last = (
             pairs * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
             for turns in (self.beta_fast, self.beta_slow)
         )
-        low, high = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        low, high = max(first, 0), min(last, 2 * pairs - 1)
         index = torch.arange(pairs, dtype=torch.float32, device=frequencies.device)
         ramp = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
         return frequencies * (1 - ramp) + frequencies / self.factor * ramp
