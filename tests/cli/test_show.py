@@ -2,19 +2,6 @@ import json
 
 import pytest
 
-import zoo as library
-
-
-@pytest.mark.parametrize("name", library.list("recipes"))
-def test_every_recipe_can_be_shown(zoo, name: str) -> None:
-    result = zoo("show", name, "--json")
-    assert result.code == 0
-    shown = json.loads(result.out)
-    n_layers = shown["recipe"]["model"]["stack"]["n_layers"]
-    assert len(shown["layers"]) == n_layers
-    assert shown["params"]["total"] > shown["params"]["embedding"] > 0
-    assert shown["flops_per_token"] > 0 < shown["state_bytes"]
-
 
 def test_the_table_has_every_layer_and_cuts_nothing(zoo, recipe) -> None:
     out = zoo("show", recipe, "--set", "n_layers=12", "--set", "blocks.attn.mixer.gates.output=sigmoid").out

@@ -26,6 +26,7 @@ def test_show(recipe, capsys):
     shown = json.loads(capsys.readouterr().out)
     stack = shown["recipe"]["model"]["stack"]
     assert len(shown["layers"]) == stack["n_layers"]
+    assert shown["flops_per_token"] > 0 < shown["state_bytes"]
     outside = sum(layer["params"] for layer in shown["layers"]) + shown["params"]["embedding"]
     assert 0 < shown["params"]["total"] - outside < 0.01 * shown["params"]["total"]
     family, name = recipe.split("/")
