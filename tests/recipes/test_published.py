@@ -18,7 +18,7 @@ import pytest
 
 import zoo
 from zoo.cli import main
-from zoo.recipe import read_recipe
+from zoo.recipe import find_recipe, read_recipe
 
 # recipe: (parameters to the last digit, those at work for a token); without layers that predict one more token
 PUBLISHED: dict[str, tuple[int, float]] = {
@@ -45,6 +45,7 @@ PUBLISHED: dict[str, tuple[int, float]] = {
     "kimi_k3/full": (2_779_484_379_232, 104.19e9 + 163_840 * 7168),
     "gated_attention/15b_baseline": (15_577_227_264, 1.99e9),
 }
+ROOT = Path(__file__).parents[2]
 # The oracle's program imports transformers without the rest of this package.
 PROGRAM = Path(__file__).with_name("transformers_counts.py")
 every_one = pytest.mark.parametrize("recipe", PUBLISHED)
@@ -90,6 +91,13 @@ def test_every_layer_has_the_parameters_of_transformers(recipe: str, theirs: dic
     assert ours["params"]["embedding"] == embedding
     # the last norm, and what collapses several streams
     assert ours["params"]["total"] - embedding - sum(their["layers"]) == their["rest"]
+
+
+@every_one
+def test_its_number_stands_where_it_is_read(recipe: str) -> None:
+    number = f"{PUBLISHED[recipe][0]:,}"
+    assert number in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert number in find_recipe(recipe).read_text(encoding="utf-8")
 
 
 def test_every_published_recipe_of_the_folder_is_held_to_something() -> None:
