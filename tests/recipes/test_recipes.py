@@ -1,43 +1,37 @@
 """Every shipped recipe: shown, built; every tiny one: trained through the real command line, first losses as known."""
 
 import json
-from functools import cache
 
 import pytest
 import torch
 
 import zoo
 from tests.recipes.golden import FOLDER, STEPS, first_losses, fit, tiny_recipes
+from tests.recipes.test_published import PUBLISHED
 from zoo.cli import main
 
-
-@cache
-def meta(recipe):
-    return zoo.load(recipe, device="meta")
-
-
-def total(model):
-    return sum(parameter.numel() for parameter in model.parameters())
+# of the published sizes see test_published
+OTHERS = [name for name in zoo.list("recipes") if name not in PUBLISHED]
+SIZES = {"tiny": (3e5, 3e6), "small": (1e8, 4.5e8), "15b": (15e9, 17e9)}
 
 
-@pytest.mark.parametrize("recipe", zoo.list("recipes"))
+def shown_here(recipe):
+    # a row of the 15B model is counted in test_gated_attention; to show it as well says little and takes its second
+    return pytest.param(recipe, marks=[pytest.mark.slow] if "/15b_" in recipe else [])
+
+
+@pytest.mark.parametrize("recipe", map(shown_here, OTHERS))
 def test_show(recipe, capsys):
     assert main(["show", recipe, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    model = meta(recipe)
-    assert shown["params"]["total"] == total(model) > shown["params"]["embedding"] > 0
+    stack = shown["recipe"]["model"]["stack"]
+    assert len(shown["layers"]) == stack["n_layers"]
     assert shown["flops_per_token"] > 0 < shown["state_bytes"]
-    assert len(shown["layers"]) == model.config.n_layers
-    assert shown["recipe"]["model"]["stack"]["d_model"] == model.config.d_model
-
-
-@pytest.mark.parametrize("recipe", zoo.list("recipes"))
-def test_sizes_are_what_the_name_says(recipe):
-    # 15b: dense, so far, with what a token uses of the published mixture of experts
-    sizes = {"tiny": (3e5, 3e6), "small": (1e8, 3.5e8), "15b": (1.9e9, 2.5e9)}
+    outside = sum(layer["params"] for layer in shown["layers"]) + shown["params"]["embedding"]
+    assert 0 < shown["params"]["total"] - outside < 0.01 * shown["params"]["total"]
     family, name = recipe.split("/")
-    low, high = sizes["tiny" if family == "sinks" else name.split("_")[0]]
-    assert low <= total(meta(recipe)) <= high
+    low, high = SIZES["tiny" if family == "sinks" else name.split("_")[0]]
+    assert low <= shown["params"]["total"] <= high
 
 
 @pytest.mark.parametrize("recipe", tiny_recipes())

@@ -1,8 +1,8 @@
-"""How many parameters transformers' models have, layer by layer. A program, since fla must be hidden before transformers
-is imported, as for tests/parity/oracle.py.
+"""How many parameters transformers' models have, layer by layer. A program, since fla must be hidden before
+transformers is imported, as for tests/parity/oracle.py.
 
-`python transformers_counts.py FILE` writes {recipe: {embed, layers, norm, head}} as JSON, counted on the meta device.
-Configurations are the checkpoints', not the classes' defaults where those differ.
+`python transformers_counts.py FILE` writes {recipe: {embed, layers, rest, total, tied}} as JSON, counted on the meta
+device. Configurations are the checkpoints', also where those differ from the classes' defaults.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ def counts(config: dict[str, Any]) -> dict[str, Any]:
         "layers": layers,
         "total": size(model),
         "rest": size(body) - size(body.embed_tokens) - sum(layers),
-        "head": None if glm else size(model.lm_head),
         "tied": bool(made.tie_word_embeddings),
     }
 

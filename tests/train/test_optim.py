@@ -29,10 +29,11 @@ def test_groups_hold_every_parameter_once(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_exactly_the_weights_of_projections_decay(recipe: str) -> None:
     model = zoo.load(recipe, device="meta")
-    linear = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    projections = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    projections |= {id(getattr(part, name)) for part in model.modules() for name in getattr(part, "projections", ())}
     for group in parameter_groups(model):
         for parameter in group["params"]:
-            assert ("weight_decay" not in group) == (id(parameter) in linear)
+            assert ("weight_decay" not in group) == (id(parameter) in projections)
     groups = named(model)
     assert groups["layers.0.mixer.q_proj.weight"] == "matrices"
     assert groups["layers.0.mixer.q_conv1d.weight"] == groups["layers.0.mixer.gates.decay.A_log"] == "vectors"
