@@ -14,7 +14,9 @@ from zoo.recipe import load_stack_config, read_recipe
 
 
 def main(command: str, args: list[str]) -> int:
-    parser = Parser(command, "What a recipe builds, and what training it takes. Nothing is allocated: any size can be shown.")
+    parser = Parser(
+        command, "What a recipe builds, and what training it takes. Nothing is allocated: any size can be shown."
+    )
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe's name, a path, or a run folder")
     parser.add_argument("--json", action="store_true", help="one JSON object, with the resolved recipe")
     parser.add_argument(

@@ -179,12 +179,16 @@ class MLA(Mixer):
         o = ops.attention(q, k, v, scale=self.scale, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
         return torch.einsum("bthr,hvr->bthv", o, up_v)
 
-    @torch.no_grad()
     def state_size(self, length: int) -> int:
+        return (self.kv_lora_rank + self.rope_dim) * length + self.float32_state_size(length)
+
+    @torch.no_grad()
+    def float32_state_size(self, length: int) -> int:
+        """Scores of key and value gates."""
         x = self.o_proj.weight.new_zeros(1, 1, self.context.d_model)
         # a gate says its granularity by what it gives
-        scores = sum(self.gates[slot](x).numel() for slot in ("key", "value") if slot in self.gates)
-        return (self.kv_lora_rank + self.rope_dim + scores) * length
+        scores: int = sum(self.gates[slot](x).numel() for slot in ("key", "value") if slot in self.gates)
+        return scores * length
 
     def op_flops(self, length: int) -> float:
         return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * (length + 1) / 2
