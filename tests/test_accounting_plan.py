@@ -13,7 +13,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import zoo
 from zoo.accounting import GPUS, Setup, activations, find_gpu, hardware, plan
-
 from zoo.accounting.live import Live, hold
 from zoo.accounting.memory import optimizer_states, peak
 from zoo.check import cases
