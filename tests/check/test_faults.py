@@ -320,6 +320,10 @@ MIXERS = {
         mixer(methods="\n    def state_size(self, length):\n        return 7\n"),
         ("the_cache_holds_what_state_size_says", "numbers in the cache", "of state_size"),
     ),
+    "a float32 state that is not said": (
+        mixer(methods="\n    def float32_state_size(self, length):\n        return 7\n"),
+        ("the_cache_holds_what_state_size_says", "numbers of float32 in the cache", "of float32_state_size"),
+    ),
     "applies no output gate": (
         mixer(SOUND).replace('o = self.gated("output", o, x)', "pass"),
         ("nothing_passes_a_gate_at_zero", "a mixer gives up to ", "exactly 0"),

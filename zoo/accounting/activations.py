@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from zoo.accounting.costs import trained
+from zoo.accounting.costs import layers_of, trained
 from zoo.accounting.live import Held, hold
 from zoo.nn.cross_entropy import cross_entropy
 from zoo.sequence import Layout, Ledger, dense
@@ -54,15 +55,15 @@ def _run(model: Stack, batch: int, length: int, low: torch.dtype | None) -> Acti
         embedding += opened.saved
     known: dict[Any, tuple[Held, Any]] = {}
     layers = []
-    for name, layer in zip(model.config.layers, model.layers, strict=True):
+    for name, layer in zip(model.config.layers, layers_of(model), strict=True):
         form = [(x.shape, x.dtype) for x in tree_leaves(stream)]
         shapes = [(key, parameter.shape) for key, parameter in layer.named_parameters()]
         key = str((name, form, shapes))
         if key not in known:
-            known[key] = hold(lambda x, layer=layer: layer(x, layout), stream, trained(layer), low)
+            known[key] = hold(partial(layer, layout=layout), stream, trained(layer), low)
         held, stream = known[key]
         layers.append(held)
-    outside = [*trained(model.norm), model.head.weight]
+    outside = [*trained(model.norm), *trained(model.head)]
     if model.multi_token is not None:
         outside += trained(model.multi_token)
     tail, _ = hold(lambda stream: _loss(model, stream, layout), stream, outside, low)

@@ -69,6 +69,10 @@ def state_bytes(block: Block, length: int, dtype: torch.dtype) -> int:
     return wide * torch.promote_types(dtype, torch.float32).itemsize + rest * dtype.itemsize
 
 
+def layers_of(model: Stack) -> list[Block]:
+    return list(model.layers)  # type: ignore[arg-type]
+
+
 def count(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 

@@ -1,4 +1,4 @@
-"""What a computation holds, in bytes, found by running it on the meta device: nothing is allocated, every size is exact.
+"""What a computation holds, in bytes, found by running it on the meta device: nothing is allocated, sizes are exact.
 
 A storage counts from the operation that makes it until nothing refers to it, once however many tensors share it. So
 what autograd saves is counted as it is saved, by whatever mixer, FFN or residual form, and so are buffers in between.

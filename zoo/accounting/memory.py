@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from zoo.accounting.activations import Activations
 from zoo.accounting.costs import trained
 from zoo.accounting.live import Held, Live
+from zoo.registry import RecipeError
 from zoo.stack import Stack
 
 Moment = tuple[str, dict[str, int]]
@@ -42,7 +43,8 @@ class States:
 
 
 def optimizer_states(optimizer: Optimizer) -> States:
-    """Found by a step on the meta device, of one parameter of each group and shape: the others are like it."""
+    """Found by a step on the meta device, of one parameter of each group and shape: the others are like it. RecipeError
+    for an optimizer that cannot do without numbers."""
     kinds: dict[tuple[int, torch.Size, torch.dtype], list[nn.Parameter]] = {}
     buckets: dict[nn.Parameter, int] = {}
     for index, group in enumerate(optimizer.param_groups):
@@ -56,7 +58,11 @@ def optimizer_states(optimizer: Optimizer) -> States:
     for parameter in firsts:
         parameter.grad = torch.empty_like(parameter)
     with Live() as live, torch.no_grad():
-        optimizer.step()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            name, why = type(optimizer).__name__, str(error).partition("\n")[0]
+            raise RecipeError(f"optimizer: {name} cannot be counted without running it: {why}") from error
     states: dict[nn.Parameter, int] = {}
     for parameters in kinds.values():
         kept = optimizer.state[parameters[0]].values()
@@ -97,7 +103,7 @@ def _moments(model: Stack, activations: Activations, states: States, gpus: int, 
     root = _size(model.parameters()) - sum(_size(layer.parameters()) for layer in layers)
     alone = gpus == 1
     # embedding, norm and head are one unit, whose gradients leave when the backward is over
-    of_head = _size([*trained(model.norm), model.head.weight])
+    of_head = _size([*trained(model.norm), *trained(model.head)])
     before, done = (every if accumulates else 0), (of_head if alone else 0)
     forward = 0 if alone else root + 2 * unit
     backward = 0 if alone else forward + unit + of_head

@@ -11,7 +11,14 @@ import torch
 from torch.optim import Optimizer
 
 from zoo.accounting.activations import Activations, activations
-from zoo.accounting.costs import extra_training_flops, forward_flops, outside_flops, state_bytes, training_flops
+from zoo.accounting.costs import (
+    extra_training_flops,
+    forward_flops,
+    layers_of,
+    outside_flops,
+    state_bytes,
+    training_flops,
+)
 from zoo.accounting.hardware import GPU
 from zoo.accounting.memory import States, optimizer_states, peak
 from zoo.registry import RecipeError
@@ -83,9 +90,9 @@ def plan(model: Stack, make_optimizer: Callable[[Stack], Optimizer], setup: Setu
     states = optimizer_states(optimizer)
     held = activations(model, setup.batch, setup.length, setup.autocast)
     fullest = peak(model, held, states, setup.gpus, setup.accumulates)
-    by_layer = [training_flops(layer, setup.length) for layer in model.layers]
+    by_layer = [training_flops(layer, setup.length) for layer in layers_of(model)]
     training = sum(by_layer) + 3 * outside_flops(model) + extra_training_flops(model, setup.length)
-    forward = sum(forward_flops(layer, setup.length) for layer in model.layers) + outside_flops(model)
+    forward = sum(forward_flops(layer, setup.length) for layer in layers_of(model)) + outside_flops(model)
     return {
         "gpus": setup.gpus,
         "gpu": None if setup.gpu is None else setup.gpu.name,
@@ -95,7 +102,7 @@ def plan(model: Stack, make_optimizer: Callable[[Stack], Optimizer], setup: Setu
         "optimizer": type(optimizer).__name__,
         "memory": {"total": fullest.total, **fullest.parts, "moment": fullest.moment},
         **_fit(model, held, states, setup, fullest.total),
-        "cache_bytes": setup.batch * sum(state_bytes(layer, setup.length, setup.dtype) for layer in model.layers),
+        "cache_bytes": setup.batch * sum(state_bytes(layer, setup.length, setup.dtype) for layer in layers_of(model)),
         "flops_per_token": forward,
         "training_flops_per_token": training,
         "training_flops_by_layer": by_layer,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zoo import ops
-from zoo.accounting.costs import count, forward_flops, idle_params, outside_flops, state_bytes
+from zoo.accounting.costs import count, forward_flops, idle_params, layers_of, outside_flops, state_bytes
 from zoo.block import Block
 from zoo.config import BlockConfig
 from zoo.gates import named_gates
@@ -40,7 +40,7 @@ def account(
     """
     if length < 1:
         raise RecipeError(f"length: expected at least 1 token, found {length}")
-    layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
+    layers = layers_of(model)
     layout = dense(1, min(length, _PROBE_LENGTH), torch.device("meta"))
     backends: dict[str, dict[str, Any]] = {}
     table = []

@@ -283,7 +283,8 @@ def packed_prefill_then_decoding(case: Case, t: Trial) -> None:
 @contract
 @torch.no_grad()
 def the_cache_holds_what_state_size_says(case: Case, t: Trial) -> None:
-    """`state_size(length)` is the number of numbers that the cache keeps for a document"""
+    """`state_size(length)` is the number of numbers that the cache keeps for a document; of them
+    `float32_state_size(length)` are float32 where the model is bfloat16"""
     lm = build(case)
     for length in (5, 33):
         cache = lm.init_cache(2, max_length=length)
@@ -292,6 +293,18 @@ def the_cache_holds_what_state_size_says(case: Case, t: Trial) -> None:
             lm(chunk, cache=cache)
         says = 2 * sum(mixer.state_size(length) for mixer in mixers_of(lm))
         t.hold(cache.numel() == says, f"{cache.numel()} numbers in the cache", f"the {says} of state_size")
+    lm, cache = build(case, torch.bfloat16), lm.init_cache(2, max_length=5)
+    t.given("tokens [2, 5], max_length=5, bfloat16")
+    lm(draw(2, 5), cache=cache)
+    wide = sum(
+        kept.numel()
+        for layer in cache.layers
+        for memory in (layer.states, layer.histories)
+        for kept in memory.values()
+        if kept.dtype == torch.float32
+    )
+    says = 2 * sum(mixer.float32_state_size(5) for mixer in mixers_of(lm))
+    t.hold(wide == says, f"{wide} numbers of float32 in the cache", f"the {says} of float32_state_size")
 
 
 @contract

@@ -191,12 +191,16 @@ class LatentMixer(Mixer):
         up_k, up_v = up.split((self.nope_dim, self.v_dim), dim=1)
         return up_k, up_v
 
-    @torch.no_grad()
     def state_size(self, length: int) -> int:
+        return (self.kv_lora_rank + self.rope_dim) * length + self.float32_state_size(length)
+
+    @torch.no_grad()
+    def float32_state_size(self, length: int) -> int:
+        """Scores of key and value gates."""
         x = self.o_proj.weight.new_zeros(1, 1, self.context.d_model)
         # a gate says its granularity by what it gives
-        scores = sum(self.gates[slot](x).numel() for slot in ("key", "value") if slot in self.gates)
-        return (self.kv_lora_rank + self.rope_dim + scores) * length
+        scores: int = sum(self.gates[slot](x).numel() for slot in ("key", "value") if slot in self.gates)
+        return scores * length
 
     def attention_flops(self, keys: float) -> float:
         """Operations of one token that sees so many keys."""

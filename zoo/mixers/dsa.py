@@ -114,9 +114,17 @@ class DSA(LatentMixer):
 
     def op_flops(self, length: int) -> float:
         pool, top_k = self.indexer.pool, self.indexer.top_k
-        blocks = [(t + 1) // pool for t in range(length)]
-        seen = sum(min(n, top_k) * pool + (t + 1) % pool for t, n in enumerate(blocks))
-        return self.attention_flops(seen / length) + self.indexer.flops(sum(blocks) / length)
+        seen = sum(min((t + 1) // pool, top_k) * pool + (t + 1) % pool for t in range(length))
+        return self.attention_flops(seen / length) + self.indexer.flops(self._mean_blocks(length))
+
+    def forward_only_flops(self, length: int) -> float:
+        """The indexer's: its matrices, and its scores."""
+        weights = sum(module.weight.numel() for module in self.indexer.modules() if isinstance(module, nn.Linear))
+        return 2 * weights + self.indexer.flops(self._mean_blocks(length))
+
+    def _mean_blocks(self, length: int) -> float:
+        """Whole blocks behind a token, on average."""
+        return sum((t + 1) // self.indexer.pool for t in range(length)) / length
 
 
 class PooledIndexer(nn.Module):
