@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ import torch
 
 import zoo
 from tests.tasks.solvers import LICENSE
+from zoo.decode import option_parameters
 from zoo.registry import TASKS, RecipeError
 from zoo.tasks import IGNORE, TaskData
+from zoo.user_code import import_user_file, resolve_import
 
 NAMES = zoo.list("tasks")
 
@@ -58,7 +61,7 @@ def test_no_example_is_in_two_splits(name: str) -> None:
     }[name]
     cells = short["cells"]
     tested = [cell for cell in cells if isinstance(cell, int)] or [cells[0]["length"][1]]
-    settings = {"options": short["options"], "train": cells, "test": tested, "n_train": 3000}
+    settings = {"options": short["options"], "train": cells, "test": tested, "n_train": 2000}
     data = task_data(name, **settings)
     train = set(examples(data.train_dataloader()))
     val, test = set(examples(data.val_dataloader())), set(examples(data.test_dataloader()))
@@ -291,28 +294,9 @@ def test_what_a_run_records() -> None:
 
 
 def test_a_users_task_is_one_file(tmp_path: Path) -> None:
-    code = '''
-import numpy as np
-from zoo.tasks import IGNORE, Draws, Preset, Task, register
-
-
-@register("first_token")
-class FirstToken(Task):
-    """What came first? The label of the last token is the first one."""
-
-    PRESETS = {"tiny": Preset(train=(20,), test=(20, 40))}
-
-    def __init__(self, *, n_symbols: int = 4):
-        self.vocab_size = self.n_symbols = n_symbols
-
-    def generate(self, draws: Draws, length: int):
-        tokens = draws.integers(self.n_symbols, length)
-        labels = np.full_like(tokens, IGNORE)
-        labels[:, -1] = tokens[:, 0]
-        return tokens, labels
-'''
-    from zoo.user_code import import_user_file, resolve_import
-
+    """As the page on tasks shows it; the page's other code runs too."""
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    code, use = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "first_token.py").write_text(code)
     try:
         import_user_file(resolve_import(str(tmp_path / "first_token.py")))
@@ -322,3 +306,13 @@ class FirstToken(Task):
     finally:
         TASKS._classes.pop("first_token", None)
         sys.modules.pop("first_token", None)
+    exec(compile(use, "docs/tasks.md", "exec"), {})
+
+
+def test_the_page_names_every_task_option_and_preset() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        for option in option_parameters(TASKS.get(name)):
+            assert f"`{option}`" in row, f"{name}: {option}"
+        assert row.split("|")[4].strip().split(", ") == list(TASKS.get(name).PRESETS)
