@@ -36,6 +36,7 @@ SIZES = {
     "v_head_dim": 32,
     "compress_ratio": 4,
     "index_topk": 4,
+    "index_kpool": 2,
     "branches": [
         {"name": "attention", "options": {"n_heads": 2, "head_dim": 32}},
         {"name": "kda", "options": {"n_heads": 2, "head_dim": 32}, "gates": {"write": "sigmoid", "decay": "kda"}},
@@ -43,7 +44,7 @@ SIZES = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "nsa": {"compress_block": 4, "compress_stride": 2, "select_block": 2, "n_selected": 10, "window": 16},
-    **dict.fromkeys(("csa", "hca", "shared_kv"), {"window": 16}),
+    **{mixer: {"window": 16} for mixer in ("csa", "hca", "shared_kv")},
 }
 
 

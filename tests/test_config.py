@@ -129,7 +129,7 @@ STRUCTURE = [
         "blocks.gdn.mixer.option: unknown key. Did you mean 'options'? Known: name, options, gates",
     ),
     (["blocks.gdn.mixer.gates=[silu]"], "blocks.gdn.mixer.gates: expected a mapping, found a list"),
-    (["blocks.gdn.ffn.name=swiglo"], "blocks.gdn.ffn: unknown ffn 'swiglo'. Did you mean 'swiglu'? Known: swiglu"),
+    (["blocks.gdn.ffn.name=swiglo"], "blocks.gdn.ffn: unknown ffn 'swiglo'. Did you mean 'swiglu'? Known: "),
     (["blocks.gdn.residual=prenorm"], "blocks.gdn.residual: unknown residual form 'prenorm'. Did you mean 'pre_norm'?"),
     (
         ["blocks.gdn.mixer=gated_delta_net"],
