@@ -43,7 +43,7 @@ SIZES = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "nsa": {"compress_block": 4, "compress_stride": 2, "select_block": 2, "n_selected": 10, "window": 16},
-    **dict.fromkeys(("csa", "hca", "shared_kv"), {"window": 16}),
+    **{mixer: {"window": 16} for mixer in ("csa", "hca", "shared_kv")},
 }
 
 
