@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.profiler import ProfilerActivity, profile
 
 import zoo
-from zoo.accounting import GPUS, Setup, activations, find_gpu, hardware, plan
+from zoo.accounting import GPUS, Setup, activations, find_gpu, hardware, memory, plan
 from zoo.accounting.live import Live, hold
 from zoo.accounting.memory import optimizer_states, peak
 from zoo.check import cases
@@ -157,7 +157,14 @@ def test_a_shard_is_the_rows_of_the_fullest_gpu() -> None:
     assert one["gathered"] == 0
     layer = 4 * sum(p.numel() for p in lm.layers[0].parameters())
     outside = 4 * (2 * lm.head.weight.numel() + lm.config.d_model)
-    assert three["gathered"] >= outside + 2 * layer
+    held, states = activations.activations(lm, 2, 64), optimizer_states(adamw(lm))
+    gathered = {
+        name: parts["gathered"] for name, parts in memory._moments(lm, held, states, 3, False) if "gathered" in parts
+    }
+    assert gathered["forward of layer 1"] == outside + 2 * layer
+    # and on their way out the gradients of a layer, and of norm and head
+    head = 4 * (lm.head.weight.numel() + lm.config.d_model)
+    assert gathered["backward of layer 1"] == outside + 3 * layer + head
 
 
 def test_the_fewest_gpus_are_the_first_that_fit() -> None:

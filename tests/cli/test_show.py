@@ -44,7 +44,7 @@ def test_a_plan_is_asked_for_by_its_options(zoo, recipe) -> None:
     plan = planned["plan"]
     assert (plan["gpus"], plan["gpu"], plan["seq"], plan["batch"], plan["tokens"]) == (4, "h200", 64, 3, 2e9)
     assert plan["optimizer"] == "AdamW"
-    assert plan["fits"] and plan["fewest_gpus"] == 1
+    assert (plan["fits"], plan["fewest_gpus"]) == (True, 1)
     memory = plan["memory"]
     assert memory["total"] == sum(size for part, size in memory.items() if part not in ("total", "moment"))
     assert plan["capacity"] - memory["total"] == plan["free"]

@@ -60,6 +60,18 @@ def test_the_walkthrough_adds_a_gate(tmp_path, monkeypatch, capsys):
     assert all(0 < float(bpb) < 10 for _, bpb in held_out)
 
 
+def test_the_plan_is_what_is_printed(capsys):
+    page = "docs/plan.md"
+    (command,) = blocks(page, "sh")
+    assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out
+    shown = re.search(r"```\n(plan .*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert printed.endswith(shown[1])
+    assert [
+        mixer for mixer in zoo.list("mixers") if f"`{mixer}`" not in (ROOT / page).read_text(encoding="utf-8")
+    ] == []
+
+
 def test_the_tables_are_those_of_the_classes():
     page = (ROOT / "docs/gates.md").read_text(encoding="utf-8")
     assert catalogue.rewrite(page) == page, "run `make docs`"
