@@ -81,6 +81,7 @@ def test_parameters_are_those_published(recipe: str) -> None:
     assert params["active"] == pytest.approx(active, rel=2e-3)
     assert report(recipe)["flops_per_token"] > 2 * (active - params["embedding"])
     assert report(recipe)["state_bytes"] > 0
+    assert all(row["backend"] for row in report(recipe)["layers"])
 
 
 @pytest.mark.parametrize("recipe", [name for name in PUBLISHED if not name.startswith(("kimi_k3", "gated_attention"))])
