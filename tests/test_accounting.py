@@ -64,8 +64,11 @@ def test_experts_that_a_token_passes_by_are_not_active() -> None:
     assert less["params"]["active_one_embedding"] == whole["params"]["active_one_embedding"] - 100
 
 
-# of the published sizes see tests/recipes/test_published.py
-@pytest.mark.parametrize("name", [name for name in zoo.list("recipes") if name.endswith(("/tiny", "/small"))])
+# the published sizes: tests/recipes/test_published.py
+HERE = [name for name in zoo.list("recipes") if name.split("/")[1].startswith(("tiny", "small")) or "sinks/" in name]
+
+
+@pytest.mark.parametrize("name", HERE)
 def test_every_recipe(name: str) -> None:
     model = zoo.load(name, device="meta")
     found = account(model, length=128)
@@ -73,9 +76,8 @@ def test_every_recipe(name: str) -> None:
     assert [row["block"] for row in found["layers"]] == list(model.config.layers)
     assert [row["layer"] for row in found["layers"]] == list(range(model.config.n_layers))
     assert all(row["backend"] for row in found["layers"])
-    outside = found["params"]["embedding"] + model.config.d_model
-    if model.streams is not None:
-        outside += sum(parameter.numel() for parameter in model.streams.parameters())
+    streams = 0 if model.streams is None else sum(parameter.numel() for parameter in model.streams.parameters())
+    outside = found["params"]["embedding"] + model.config.d_model + streams
     assert sum(row["params"] for row in found["layers"]) + outside == found["params"]["total"]
 
 

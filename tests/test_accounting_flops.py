@@ -37,6 +37,7 @@ SIZES = {
     "compress_ratio": 4,
     "index_topk": 4,
     "index_kpool": 2,
+    "index_head_dim": 128,
     "branches": [
         {"name": "attention", "options": {"n_heads": 2, "head_dim": 32}},
         {"name": "kda", "options": {"n_heads": 2, "head_dim": 32}, "gates": {"write": "sigmoid", "decay": "kda"}},
@@ -116,7 +117,7 @@ def per_token(lm: zoo.Stack, monkeypatch: pytest.MonkeyPatch) -> tuple[float, fl
     with torch.no_grad(), counted(monkeypatch) as whole:
         lm(tokens)
     cache = lm.init_cache(1, LENGTH)
-    by_entries = {"nsa", "compressed_attention"}  # whose references score what is not selected too
+    by_entries = {"nsa", "compressed_attention", "selected_attention"}  # whose references score what is not selected too
     with monkeypatch.context() as patch, torch.no_grad(), counted(monkeypatch) as steps:
         for op in ops._dispatch._ops:
             if op.name not in by_entries:

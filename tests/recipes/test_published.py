@@ -81,6 +81,7 @@ def test_parameters_are_those_published(recipe: str) -> None:
     assert params["active"] == pytest.approx(active, rel=2e-3)
     assert report(recipe)["flops_per_token"] > 2 * (active - params["embedding"])
     assert report(recipe)["state_bytes"] > 0
+    assert all(row["backend"] for row in report(recipe)["layers"])
 
 
 @pytest.mark.parametrize("recipe", [name for name in PUBLISHED if not name.startswith(("kimi_k3", "gated_attention"))])
@@ -154,6 +155,40 @@ def test_layouts_are_those_of_the_checkpoints() -> None:
         for row in report("gpt_oss/20b")["layers"]
     ]
     assert windows == [128, None] * 12
+
+
+def features(node: Any, place: str = "") -> set[str]:
+    """The parts that a stack names and the options that it sets, without their numbers: `mixer.mla.rope.yarn`."""
+    if isinstance(node, list):
+        return set().union(*(features(item, place) for item in node))
+    if not isinstance(node, dict):
+        return {f"{place}={node}" if isinstance(node, str | bool) else place} if node is not None else set()
+    if "name" in node:
+        place = f"{place}.{node['name']}"
+        return {place}.union(*(features(value, place) for key, value in node.items() if key != "name"))
+    return set().union(*(features(value, f"{place}.{key}") for key, value in node.items()))
+
+
+@pytest.mark.parametrize("recipe", [name for name in PUBLISHED if not name.startswith("gated_attention")])
+def test_a_tiny_has_every_structural_feature(recipe: str) -> None:
+    """Dense layers first among them. The tiny rows of gated attention are dense and say so; the mixtures of qwen3_5 are
+    qwen3_next's."""
+    family = "qwen3_next" if recipe in ("qwen3_5/35b_a3b", "qwen3_5/122b_a10b", "qwen3_5/397b_a17b") else recipe
+    big, tiny = (read_recipe(name).stack for name in (recipe, f"{family.split('/')[0]}/tiny"))
+    widths = (".width", ".mult")
+    want, have = (
+        {each for block in stack["blocks"].values() if block for each in features(block) if not each.endswith(widths)}
+        for stack in (big, tiny)
+    )
+    assert want - {".mixer.attention.rope.theta"} <= have
+    tied = recipe in ("qwen3_5/9b", "qwen3_5/27b")  # the small ones of that family are tied
+    assert tied or big.get("tie_embeddings", False) == tiny.get("tie_embeddings", False)
+    ffns = ([stack["blocks"][name]["ffn"]["name"] for name in layout(stack)] for stack in (big, tiny))
+    assert len({tuple(dict.fromkeys(names)) for names in ffns}) == 1
+
+
+def layout(stack: dict[str, Any]) -> list[str]:
+    return [*stack.get("first", ()), *stack["pattern"], *stack.get("last", ())]
 
 
 @pytest.mark.slow
