@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,10 @@ import lightning
 import numpy as np
 
 from zoo.data.windows import Batch, HeldOutLoader, TrainLoader, rank_and_world
-from zoo.decode import decode_options, describe
 from zoo.registry import TASKS, RecipeError, did_you_mean
-from zoo.tasks._split import SPLITS, Cell, Examples, Widths
-from zoo.tasks._task import Preset, Task
+from zoo.tasks._cells import Cell, read_cells
+from zoo.tasks._split import SPLITS, Examples, Widths
+from zoo.tasks._task import Preset
 
 
 class TaskData(lightning.LightningDataModule):
@@ -74,8 +74,8 @@ class TaskData(lightning.LightningDataModule):
             if not least <= getattr(self, name) < 1 << 32:
                 fault = f"below {least}" if getattr(self, name) < least else "not below 2**32"
                 raise RecipeError(f"data.{name}: {getattr(self, name)} is {fault}")
-        self.train_cells = _cells(kind, chosen.train if train is None else train, self.options, "data.train")
-        self.test_cells = _cells(kind, chosen.test if test is None else test, self.options, "data.test")
+        self.train_cells = read_cells(kind, chosen.train if train is None else train, self.options, "data.train")
+        self.test_cells = read_cells(kind, chosen.test if test is None else test, self.options, "data.test")
         if not self.train_cells:
             raise RecipeError("data.train: no cell to train on")
 
@@ -201,61 +201,6 @@ class _Prepared:
 
     def count(self, split: str) -> int:
         return sum(len(examples) for examples in self.all if examples.split == split)
-
-
-def _cells(
-    kind: type[Task], given: Sequence[int | Mapping[str, Any]], options: Mapping[str, Any], place: str
-) -> list[Cell]:
-    """The cells that a recipe lists. RecipeError names the place of whatever is wrong in one."""
-    _build(kind, options, "data.options")
-    cells = []
-    for index, entry in enumerate(given):
-        here = f"{place}[{index}]"
-        own: dict[str, Any] = dict(entry) if isinstance(entry, Mapping) else {"length": entry}
-        if "length" not in own:
-            raise RecipeError(f"{here}.length: missing: a cell is a length, or a mapping with one")
-        length, weight = own.pop("length"), own.pop("weight", 1)
-        if type(weight) not in (int, float) or not 0 < weight < float("inf"):
-            raise RecipeError(f"{here}.weight: expected a number above 0, found {describe(weight)}")
-        lengths = _lengths(length, f"{here}.length")
-        task = _build(kind, {**options, **own}, here if own else "data.options")
-        for one in (lengths[0], lengths[-1]):
-            try:
-                task.check_length(one)
-            except ValueError as error:
-                raise RecipeError(f"{here}.length: {error}") from error
-        name = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]}-{lengths[-1]}"
-        label = ",".join([name, *(f"{option}={value}" for option, value in own.items())])
-        cells.append(Cell(task, lengths, float(weight), label, here))
-    labels = [cell.label for cell in cells]
-    for index, label in enumerate(labels):
-        if label in labels[:index]:
-            raise RecipeError(f"{place}[{index}]: the same cell as {place}[{labels.index(label)}]")
-    return cells
-
-
-def _lengths(value: Any, place: str) -> tuple[int, ...]:
-    pair = list(value) if isinstance(value, (list, tuple)) else [value, value]
-    if len(pair) != 2 or any(type(end) is not int for end in pair):
-        raise RecipeError(f"{place}: expected an integer or [shortest, longest], found {value!r}")
-    if not 1 <= pair[0] <= pair[1]:
-        raise RecipeError(f"{place}: expected 1 or more and not the longer one first, found {value!r}")
-    return tuple(range(pair[0], pair[1] + 1))
-
-
-def _build(kind: type[Task], options: Mapping[str, Any], place: str) -> Task:
-    decoded = decode_options(kind, options, place)
-    try:
-        return kind(**decoded)
-    except RecipeError:
-        raise
-    except ValueError as error:
-        raise RecipeError(f"{place}.{error}" if _leads(error, decoded) else f"{place}: {error}") from error
-
-
-def _leads(error: ValueError, options: Mapping[str, Any]) -> bool:
-    """Whether a message begins with the name of an option."""
-    return str(error).partition(":")[0] in options
 
 
 def _plain(cell: Cell) -> dict[str, Any]:

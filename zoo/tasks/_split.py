@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from zoo.data.windows import IGNORE, Batch
 from zoo.registry import RecipeError
+from zoo.tasks._cells import Cell
 from zoo.tasks._draws import Draws, digest, keys
 from zoo.tasks._task import Task
 
@@ -28,17 +28,6 @@ _PROBE, _REPEATED = 512, 1 / 20
 _LARGE_IN_A_ROW = 8
 _AHEAD = 1 << 16  # tokens that are drawn at once
 _PATIENCE = 10_000
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One setting of a task and the lengths it is drawn at. `label` names it among the others; `place` in a recipe."""
-
-    task: Task
-    lengths: tuple[int, ...]
-    weight: float
-    label: str
-    place: str
 
 
 class Widths:

@@ -21,7 +21,11 @@ class MQAR(Task):
     """
 
     PRESETS: ClassVar = {
-        "tiny": Preset(train=({"length": [32, 64], "n_pairs": 4},), test=(64, 128, 256), options={"vocab_size": 256}),
+        "tiny": Preset(
+            train=({"length": 16, "n_pairs": 2}, {"length": 32, "n_pairs": 4}),
+            test=({"length": 32, "n_pairs": 4}, 64, 128, 256),
+            options={"vocab_size": 64},
+        ),
         **{
             f"zoology_{length}": Preset(
                 train=({"length": length, "n_pairs": pairs},),
