@@ -24,6 +24,7 @@ from zoo.check import cases
 from zoo.check.ffns import FFNCase, run
 from zoo.check.values import sizes
 from zoo.mixers._compressor import Compressor
+from zoo.mixers.dsa import PooledIndexer
 from zoo.mixers.mla import MLA
 from zoo.ops._dispatch import Op
 from zoo.registry import FFNS, MIXERS
@@ -36,8 +37,6 @@ SIZES = {
     "v_head_dim": 32,
     "compress_ratio": 4,
     "index_topk": 4,
-    "index_kpool": 2,
-    "index_head_dim": 128,
     "branches": [
         {"name": "attention", "options": {"n_heads": 2, "head_dim": 32}},
         {"name": "kda", "options": {"n_heads": 2, "head_dim": 32}, "gates": {"write": "sigmoid", "decay": "kda"}},
@@ -45,6 +44,7 @@ SIZES = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "nsa": {"compress_block": 4, "compress_stride": 2, "select_block": 2, "n_selected": 10, "window": 16},
+    "dsa": {"index_kpool": 2, "index_topk": 2, "index_head_dim": 64},
     **{mixer: {"window": 16} for mixer in ("csa", "hca", "shared_kv")},
 }
 
@@ -95,10 +95,11 @@ class Counts(TorchDispatchMode):
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     counts = Counts()
-    call, compress = Op.__call__, Compressor.forward
+    call, compress, pool = Op.__call__, Compressor.forward, PooledIndexer.keys
     with monkeypatch.context() as patch, counts:
         patch.setattr(Op, "__call__", lambda *args, **kwargs: counts.run(call, *args, **kwargs))
         patch.setattr(Compressor, "forward", lambda *args: counts.compress(compress, *args))
+        patch.setattr(PooledIndexer, "keys", lambda *args: counts.compress(pool, *args))
         # while decoding MLA reads latents instead of keys, which is another sum
         patch.setattr(MLA, "_absorbs", lambda *args: False)
         yield counts
@@ -117,7 +118,8 @@ def per_token(lm: zoo.Stack, monkeypatch: pytest.MonkeyPatch) -> tuple[float, fl
     with torch.no_grad(), counted(monkeypatch) as whole:
         lm(tokens)
     cache = lm.init_cache(1, LENGTH)
-    by_entries = {"nsa", "compressed_attention", "selected_attention"}  # whose references score what is not selected too
+    # whose references score what is not selected too
+    by_entries = {"nsa", "compressed_attention", "selected_attention"}
     with monkeypatch.context() as patch, torch.no_grad(), counted(monkeypatch) as steps:
         for op in ops._dispatch._ops:
             if op.name not in by_entries:

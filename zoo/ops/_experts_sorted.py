@@ -64,18 +64,23 @@ class Grouped:
 
 
 def loop(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
-    if x.is_meta:  # nothing can be counted there, and the shape is known
-        return torch.empty_like(x)
-    counts = torch.bincount(chosen.flatten(), minlength=len(down)).tolist()
+    flat = chosen.flatten()
+    counts = _even(flat, len(down)) if x.is_meta else torch.bincount(flat, minlength=len(down)).tolist()
     return _sorted(Loop(counts), x, chosen, weights, gate_up, down, *rest)
 
 
 def grouped(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
-    if x.is_meta:
-        return torch.empty_like(x)
     flat = chosen.flatten()
+    if x.is_meta:
+        return _sorted(Loop(_even(flat, len(down))), x, chosen, weights, gate_up, down, *rest)
     counts = flat.new_zeros(len(down)).scatter_add_(0, flat, torch.ones_like(flat))
     return _sorted(Grouped(counts.cumsum(0).to(torch.int32)), x, chosen, weights, gate_up, down, *rest)
+
+
+def _even(pairs: Tensor, n_experts: int) -> list[int]:
+    """On the meta device nothing can be counted: loads as even as they can be, for what a step costs."""
+    share, rest = divmod(len(pairs), n_experts)
+    return [share + (expert < rest) for expert in range(n_experts)]
 
 
 def refuse_grouped(
