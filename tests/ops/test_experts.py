@@ -15,7 +15,12 @@ from zoo.ops import BackendRefused, experts
 from zoo.ops._dispatch import on_device
 
 E, D, INNER, K = 7, 16, 24, 3
-BACKENDS = {"loop": torch.float64, "grouped": torch.float32}
+BACKENDS = {"loop": torch.float64, "grouped": torch.float32, "batched": torch.float64}
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 def combine(gate: Tensor, up: Tensor) -> Tensor:
@@ -50,7 +55,9 @@ def crowd(call: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize(("backend", "n"), [("loop", 1), ("loop", 65), ("grouped", 3), ("grouped", 65)])
+@pytest.mark.parametrize(
+    ("backend", "n"), [("loop", 1), ("loop", 65), ("grouped", 3), ("grouped", 65), ("batched", 10), ("batched", 65)]
+)
 def test_it_is_the_reference(backend: str, n: int, crowded: bool, bias: bool) -> None:
     dtype = BACKENDS[backend]
     call = draw(n, dtype, bias=bias)
@@ -108,6 +115,21 @@ def chosen_backend(call: dict[str, Any]) -> tuple[str, str]:
         y = experts(**call, combine=combine)
     assert y.shape == call["x"].shape
     return choices[0].backend, choices[0].refused.get("grouped", "")
+
+
+def test_the_batched_product_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def why(call: dict[str, Any]) -> str:
+        with pytest.raises(BackendRefused) as refused:
+            experts(**call, combine=combine, backend="batched")
+        return str(refused.value)
+
+    call = draw(65, torch.float32)
+    assert chosen_backend(call)[0] == "batched"
+    assert "from 4 to 40 rows an expert, and here are 0.429" in why(draw(1, torch.float32))
+    assert "and here are 42.9" in why(draw(100, torch.float32))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert "over threads, and there is one" in why(call)
+    assert chosen_backend(call)[0] == "grouped"
 
 
 def test_the_grouped_product_says_why_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -63,23 +64,80 @@ class Grouped:
         return F.grouped_mm(left.T, right, offs=self.ends)
 
 
+class Batched:
+    """All experts in one batched product, each with `most` rows, the last of them empty. Where loads are small the time
+    is that of reading the matrices, and nothing else reads them as fast."""
+
+    def __init__(self, most: int):
+        self.most = most
+
+    def rows(self, rows: Tensor, matrices: Tensor) -> Tensor:
+        each = rows.unflatten(0, (-1, self.most))
+        if matrices.is_contiguous():
+            return torch.bmm(each, matrices).flatten(0, 1)
+        return torch.bmm(matrices.mT, each.mT).mT.flatten(0, 1)  # on CPU faster than a transposed factor on the right
+
+    def matrices(self, left: Tensor, right: Tensor, like: Tensor) -> Tensor:
+        return torch.bmm(left.unflatten(0, (-1, self.most)).mT, right.unflatten(0, (-1, self.most)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows sorted by expert: the `token` [S] of each, and where tokens have as many pairs each, the `place` [N·k] of
+    those pairs among the rows, token by token."""
+
+    token: Tensor
+    place: Tensor | None = None
+
+    def sum(self, rows: Tensor, n: int) -> Tensor:
+        """Rows [S,D] -> tokens [n,D], in a fixed order and, in low precision, rounded once."""
+        if self.place is not None:  # on CUDA index_add sums in whatever order the threads come
+            return rows.index_select(0, self.place).unflatten(0, (n, -1)).sum(1)
+        y = rows.new_zeros(n, rows.shape[1], dtype=torch.promote_types(rows.dtype, torch.float32))
+        return y.index_add_(0, self.token, rows.to(y.dtype)).to(rows.dtype)
+
+
 def loop(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
-    flat = chosen.flatten()
-    counts = _even(flat, len(down)) if x.is_meta else torch.bincount(flat, minlength=len(down)).tolist()
-    return _sorted(Loop(counts), x, chosen, weights, gate_up, down, *rest)
+    return _sorted(Loop(_loads(x, chosen, len(down))), x, chosen, weights, gate_up, down, *rest)
+
+
+FEW, SOME = 4, 40
+"""Mean rows of an expert between which a batched product is the fastest on CPU, measured at widths of 128 and 256."""
+
+
+def batched(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
+    """Loads so uneven that most rows would be empty are multiplied in turn."""
+    loads = _loads(x, chosen, len(down))
+    if max(loads) * len(down) > 3 * chosen.numel():
+        return _sorted(Loop(loads), x, chosen, weights, gate_up, down, *rest)
+    return _padded(max(loads), x, chosen, weights, gate_up, down, *rest)
+
+
+def refuse_batched(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, *unused: Any) -> str | None:
+    if device_kind(x) != "cpu":
+        return f"it looks at the loads, and x is on {device_kind(x)}"
+    if torch.get_num_threads() == 1:
+        return "it gains from sharing out experts over threads, and there is one"
+    load = chosen.numel() / len(gate_up)
+    if not FEW <= load <= SOME:
+        return f"it gains from {FEW} to {SOME} rows an expert, and here are {load:.3g}"
+    return None
 
 
 def grouped(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
-    flat = chosen.flatten()
     if x.is_meta:
-        return _sorted(Loop(_even(flat, len(down))), x, chosen, weights, gate_up, down, *rest)
+        return loop(x, chosen, weights, gate_up, down, *rest)
+    flat = chosen.flatten()
     counts = flat.new_zeros(len(down)).scatter_add_(0, flat, torch.ones_like(flat))
     return _sorted(Grouped(counts.cumsum(0).to(torch.int32)), x, chosen, weights, gate_up, down, *rest)
 
 
-def _even(pairs: Tensor, n_experts: int) -> list[int]:
-    """On the meta device nothing can be counted: loads as even as they can be, for what a step costs."""
-    share, rest = divmod(len(pairs), n_experts)
+def _loads(x: Tensor, chosen: Tensor, n_experts: int) -> list[int]:
+    """Rows of each expert. On the meta device nothing can be counted: as even as they can be, for what a step costs."""
+    if not x.is_meta:
+        counts: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
+        return counts
+    share, rest = divmod(chosen.numel(), n_experts)
     return [share + (expert < rest) for expert in range(n_experts)]
 
 
@@ -121,11 +179,44 @@ def _sorted(
     expert, order = chosen.flatten().sort(stable=True)
     bias = None if gate_up_bias is None else gate_up_bias.index_select(0, expert)
     weight = weights.flatten().index_select(0, order)
-    y: Tensor = _Sorted.apply(x, weight, gate_up, bias, down, order, products, combine)
-    if down_bias is not None:
-        dense = weights.new_zeros(len(x), len(down)).scatter(1, chosen, weights)
-        y = y + dense.to(y.dtype) @ down_bias
-    return y
+    place = None
+    if x.is_cuda:
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    rows = Rows(order // chosen.shape[1], place)
+    y: Tensor = _Sorted.apply(x, weight, gate_up, bias, down, rows, products, combine)
+    return _with_bias(y, chosen, weights, down_bias)
+
+
+def _padded(
+    most: int,
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    combine: Combine,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> Tensor:
+    """As _sorted, with `most` rows for every expert. Empty rows are those of one more token, which is 0."""
+    n_experts = len(down)
+    expert, order = chosen.flatten().sort(stable=True)
+    first = torch.searchsorted(expert, torch.arange(n_experts, device=x.device))
+    row = torch.arange(len(order), device=x.device) + (expert * most - first[expert])
+    token = order.new_full((n_experts * most,), len(x)).scatter_(0, row, order // chosen.shape[1])
+    weight = weights.new_zeros(len(token)).index_copy(0, row, weights.flatten().index_select(0, order))
+    bias = None if gate_up_bias is None else gate_up_bias.repeat_interleave(most, dim=0)
+    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))
+    y: Tensor = _Sorted.apply(padded, weight, gate_up, bias, down, Rows(token), Batched(most), combine)
+    return _with_bias(y[:-1], chosen, weights, down_bias)
+
+
+def _with_bias(y: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """The weighed bias behind the second product, of each token's experts."""
+    if bias is None:
+        return y
+    dense = weights.new_zeros(len(y), len(bias)).scatter(1, chosen, weights)
+    return y + dense.to(y.dtype) @ bias
 
 
 class _Sorted(torch.autograd.Function):
@@ -140,24 +231,24 @@ class _Sorted(torch.autograd.Function):
         gate_up: Tensor,
         bias: Tensor | None,
         down: Tensor,
-        order: Tensor,
+        rows: Rows,
         products: Products,
         combine: Combine,
     ) -> Tensor:
-        h = products.rows(x.index_select(0, order // (len(order) // len(x))), gate_up.mT)
+        h = products.rows(x.index_select(0, rows.token), gate_up.mT)
         if bias is not None:
             h += bias
         # weighed here rather than behind the product, where rows are wider
         weighed = (combine(*h.chunk(2, dim=-1)) * weight[:, None]).to(x.dtype)
-        ctx.save_for_backward(x, weight, gate_up, bias, down, order, h)
-        ctx.products, ctx.combine = products, combine
-        return _sum_pairs(products.rows(weighed, down.mT), order, len(x))
+        ctx.save_for_backward(x, weight, gate_up, bias, down, h)
+        ctx.rows, ctx.products, ctx.combine = rows, products, combine
+        return rows.sum(products.rows(weighed, down.mT), len(x))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, gate_up, bias, down, order, h = ctx.saved_tensors
-        token = order // (len(order) // len(x))
+        x, weight, gate_up, bias, down, h = ctx.saved_tensors
+        token = ctx.rows.token
         d_y = grad.index_select(0, token)
         d_weighed = ctx.products.rows(d_y, down)
         with torch.enable_grad():
@@ -169,16 +260,5 @@ class _Sorted(torch.autograd.Function):
         d_weight = (d_weighed * combined).sum(-1, dtype=weight.dtype)
         d_down = ctx.products.matrices(d_y, (combined * weight[:, None]).to(h.dtype), down)
         d_gate_up = ctx.products.matrices(d_h, x.index_select(0, token), gate_up)
-        d_x = _sum_pairs(ctx.products.rows(d_h, gate_up), order, len(x))
+        d_x = ctx.rows.sum(ctx.products.rows(d_h, gate_up), len(x))
         return d_x, d_weight, d_gate_up, None if bias is None else d_h, d_down, None, None, None
-
-
-def _sum_pairs(pairs: Tensor, order: Tensor, n: int) -> Tensor:
-    """Sorted pairs [S,D] -> tokens [n,D], in a fixed order and, in low precision, rounded once."""
-    k = len(order) // n
-    if not pairs.is_cuda:
-        y = pairs.new_zeros(n, pairs.shape[1], dtype=torch.promote_types(pairs.dtype, torch.float32))
-        return y.index_add_(0, order // k, pairs.to(y.dtype)).to(pairs.dtype)
-    # there index_add sums in whatever order the threads come
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return pairs.index_select(0, place).unflatten(0, (n, k)).sum(1)

@@ -4,7 +4,8 @@ y_n = sum_j weights[n, j] · E_e(x_n), e = chosen[n, j];   E_e(x) = W_down,e com
 
 All tokens go to all of their experts: none is dropped, whatever the load. `reference` asks every expert about every
 token. The others sort the pairs of token and expert by expert: `loop` multiplies each used expert's rows in turn,
-`grouped` all of them in one call of torch's grouped product.
+`grouped` all of them in one call of torch's grouped product, and `batched` in a batched product over rows filled up to
+the busiest expert's, which shares them out over the threads of a CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from zoo.ops._check import check_shape
 from zoo.ops._dispatch import Backend, Op
-from zoo.ops._experts_sorted import grouped, loop, refuse_grouped
+from zoo.ops._experts_sorted import batched, grouped, loop, refuse_batched, refuse_grouped
 from zoo.ops._precision import full_precision
 
 Combine = Callable[[Tensor, Tensor], Tensor]
@@ -85,6 +86,7 @@ def _reference(
 
 _op = Op(
     "experts",
+    Backend("batched", batched, refuse_batched),
     Backend("grouped", grouped, refuse_grouped),
     Backend("loop", loop),
     Backend("reference", _reference),
