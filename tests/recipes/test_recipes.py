@@ -20,7 +20,7 @@ def shown_here(recipe):
     return pytest.param(recipe, marks=[pytest.mark.slow] if "/15b_" in recipe else [])
 
 
-@pytest.mark.parametrize("recipe", map(shown_here, OTHERS))
+@pytest.mark.parametrize("recipe", [shown_here(name) for name in OTHERS])
 def test_show(recipe, capsys):
     assert main(["show", recipe, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
