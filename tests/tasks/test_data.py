@@ -27,7 +27,7 @@ def task_data(name: str, **arguments: Any) -> TaskData:
         arguments = {"options": LICENSE, "train": [112, 120], "test": [112], **arguments}
     elif name != "parity" and "train" not in arguments:
         arguments["train"] = [32, 35]
-    return TaskData(name, **{"n_train": 500, "n_val": 150, "n_test": 100, "batch_size": 32, **arguments})
+    return TaskData(name, **{"n_train": 320, "n_val": 150, "n_test": 100, "batch_size": 32, **arguments})
 
 
 def examples(loader: Any) -> list[tuple[int, ...]]:
@@ -61,7 +61,7 @@ def test_no_example_is_in_two_splits(name: str) -> None:
     }[name]
     cells = short["cells"]
     tested = [cell for cell in cells if isinstance(cell, int)] or [cells[0]["length"][1]]
-    settings = {"options": short["options"], "train": cells, "test": tested, "n_train": 2000}
+    settings = {"options": short["options"], "train": cells, "test": tested, "n_train": 1200}
     data = task_data(name, **settings)
     train = set(examples(data.train_dataloader()))
     val, test = set(examples(data.val_dataloader())), set(examples(data.test_dataloader()))
@@ -123,7 +123,7 @@ def test_same_arguments_same_batches_by_any_process(name: str) -> None:
         width = len(want[0][0])
         assert [line + [0] * (width - len(line)) for line in tokens] == want[0]
     train = task_data(name)._prepared.train
-    order = np.array([3, 499, 20, 3])
+    order = np.array([3, 319, 20, 3])
     tokens, labels, widths = train.draw(order)
     for row, number in enumerate(order):
         one, its, width = train.draw(np.array([number]))
@@ -136,9 +136,9 @@ def test_same_arguments_same_batches_by_any_process(name: str) -> None:
 def test_resuming_gives_exactly_the_batches_that_are_left(name: str) -> None:
     loader = task_data(name).train_dataloader()
     whole = flat([batch for _ in range(2) for batch in loader])
-    assert len(whole) == 30
-    assert whole[:15] != whole[15:]
-    for stop, take in ((4, 11), (15, 3)):  # the rest of the epoch; a few batches of the next
+    assert len(whole) == 20
+    assert whole[:10] != whole[10:]
+    for stop, take in ((4, 6), (10, 3)):  # the rest of the epoch; a few batches of the next
         stopped = task_data(name).train_dataloader()
         batches = iter(stopped)
         for _ in range(stop):
@@ -290,7 +290,7 @@ def test_what_a_run_records() -> None:
     about = task_data("mqar").describe()
     assert about["source"] == "task mqar"
     assert about["vocab_size"] == 64
-    assert about["splits"] == {"train": {"examples": 500}, "val": {"examples": 150}, "test": {"examples": 400}}
+    assert about["splits"] == {"train": {"examples": 320}, "val": {"examples": 150}, "test": {"examples": 400}}
     assert [cell["cell"] for cell in about["test"]] == ["32,n_pairs=4", "64", "128", "256"]
 
 
