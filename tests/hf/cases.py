@@ -289,6 +289,45 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_lower_bound": None,
     },
 }
+# fla's own classes: without fusions, which are kernels
+PLAIN = {"fuse_swiglu": False, "fuse_cross_entropy": False, "num_hidden_layers": 2, "norm_eps": 1e-4}
+FLA_CASES: dict[str, dict[str, Any]] = {
+    "fla_gated_deltanet": {
+        "model_type": "gated_deltanet",
+        **PLAIN,
+        "fuse_norm": False,
+        "num_heads": 2,
+        "num_v_heads": 4,
+        "head_dim": 8,
+        "expand_v": 1.5,
+        "conv_size": 3,
+        "output_gate_activation": "sigmoid",
+    },
+    "fla_kda": {"model_type": "kda", **PLAIN, "fuse_norm": False, "num_heads": 3, "head_dim": 8, "expand_v": 1.5},
+    "fla_kda_bounded": {
+        "model_type": "kda",
+        **PLAIN,
+        "fuse_norm": False,
+        "num_heads": 3,
+        "head_dim": 8,
+        "safe_gate": True,
+        "lower_bound": -4.0,
+    },
+    "fla_gla": {"model_type": "gla", **PLAIN, "num_heads": 2, "expand_v": 1.5},
+    "fla_retnet": {"model_type": "retnet", **PLAIN, "num_heads": 4},
+    "fla_mamba2": {
+        "model_type": "mamba2",
+        "fuse_cross_entropy": False,
+        "num_hidden_layers": 2,
+        "norm_eps": 1e-4,
+        "fuse_norm": False,
+        "head_dim": 8,
+        "state_size": 6,
+        "expand": 3,
+        "n_groups": 2,
+        "conv_kernel": 3,
+    },
+}
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""
 BATCH, LENGTH, PREFILL = 2, 70, 63

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.hf.cases import CASES, DERIVED, PREFILL
+from tests.hf.cases import CASES, DERIVED, FLA_CASES, PREFILL
 from tests.hf.conftest import Answered
 from zoo.hf.bound import bind_model
 from zoo.hf.configuration import HARMLESS
@@ -33,7 +33,8 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def test_every_family_has_a_case() -> None:
-    assert set(families()) == {family_of(case["model_type"], name).model_type for name, case in CASES.items()}
+    cases = (CASES | FLA_CASES).items()
+    assert set(families()) == {family_of(case["model_type"], name).model_type for name, case in cases}
 
 
 @every_case
