@@ -121,6 +121,17 @@ CASES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     },
+    "qwen2": {
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+        "rope_parameters": ROPE,
+    },
     "qwen3": {
         "model_type": "qwen3",
         "num_hidden_layers": 3,

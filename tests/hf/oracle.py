@@ -22,6 +22,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+import zoo  # noqa: E402
 from tests.hf.cases import BATCH, CASES, DERIVED, LENGTH, PREFILL, SHAPE  # noqa: E402
 
 
@@ -54,6 +55,7 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     model.save_pretrained(folder / "released")
 
+    instance = zoo.from_hf(model)(tokens).detach()
     logits, gradients = run(model, tokens)
     other = torch.cat(((tokens[:, :1] + 1) % model.config.vocab_size, tokens[:, 1:]), dim=1)
     with torch.no_grad():
@@ -72,6 +74,8 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "moved": moved,
         "noise": (shaken - logits).abs().max(),
         "keys": sorted({*config.to_dict(), *type(config).attribute_map}),
+        "default": type(config)().to_json_string(use_diff=False),
+        "instance": instance,
     }
 
 
@@ -144,7 +148,7 @@ class WithHead(torch.nn.Module):
         head = {"lm_head.weight": tensors.pop("lm_head.weight").contiguous()}
         own = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         self.model.save_pretrained(folder, state_dict=own)
-        file = folder / "model.safetensors"
+        file = Path(folder) / "model.safetensors"
         inner = {f"model.{name}": tensor for name, tensor in load_file(file).items()}
         save_file(head | inner, file, metadata={"format": "pt"})
 
@@ -155,7 +159,8 @@ class WithHead(torch.nn.Module):
         model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
         assert set(report.pop("unexpected_keys")) == {"lm_head.weight"}
         whole = cls(model.config, model)
-        whole.lm_head.weight.data = load_file(folder / "model.safetensors")["lm_head.weight"]
+        files = [load_file(file) for file in folder.glob("*.safetensors")]
+        (whole.lm_head.weight.data,) = (file["lm_head.weight"] for file in files if "lm_head.weight" in file)
         return whole, report
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.hf.cases import CASES, DERIVED, FLA_CASES, PREFILL
 from tests.hf.conftest import Answered
 from zoo.hf.bound import bind_model
-from zoo.hf.configuration import HARMLESS
+from zoo.hf.configuration import HARMLESS, REQUIRED
 from zoo.hf.family import families, family_of
 from zoo.hf.files import list_tensors, read_tensors
 from zoo.hf.recipes import to_stack
@@ -35,6 +35,12 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 def test_every_family_has_a_case() -> None:
     cases = (CASES | FLA_CASES).items()
     assert set(families()) == {family_of(case["model_type"], name).model_type for name, case in cases}
+
+
+def test_every_family_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    for family in families().values():
+        assert any(f"`{name}`" in page for name in (family.model_type, *family.also)), family.model_type
 
 
 @every_case
@@ -102,6 +108,21 @@ def test_transformers_loads_the_export(answered: dict[str, Answered], name: str)
     assert case.model is not None
     assert isinstance(case.reloaded, Tensor), case.reloaded
     assert torch.equal(case.reloaded, case.answer["logits"])
+
+
+@every_case
+@torch.no_grad()
+def test_a_model_of_transformers_is_read_like_its_files(answered: dict[str, Answered], name: str) -> None:
+    case = answered[name]
+    assert torch.equal(case.answer["instance"], case.model(case.answer["tokens"]))
+
+
+@every_case
+def test_what_a_configuration_leaves_out_is_transformers_default(answered: dict[str, Answered], name: str) -> None:
+    data = json.loads(answered[name].answer["default"])
+    defaults = family_of(data["model_type"], name).defaults
+    told = {key: data[key] for key, value in defaults.items() if value is REQUIRED}
+    assert to_stack({"model_type": data["model_type"], **told}).stack == to_stack(data).stack
 
 
 @pytest.mark.parametrize("model_type", dict.fromkeys(case["model_type"] for case in CASES.values()))

@@ -1,4 +1,5 @@
-"""A transformers configuration as a stack of ours, and its tensors (weights, or their gradients) under our names."""
+"""A transformers configuration as a stack of ours, and its tensors (weights, or their gradients) under our names: of
+the models that zoo.hf does not read."""
 
 from __future__ import annotations
 
@@ -23,14 +24,13 @@ def stack_of(config: Config) -> dict[str, Any]:
     ffn = {} if mamba else {"ffn": ffn_of(config)}
     blocks = {kind: {"mixer": mixer_of(config, kind), **ffn} for kind in dict.fromkeys(kinds)}
     eps = config["layer_norm_epsilon" if mamba else "rms_norm_eps"]
-    norm = {"eps": eps, "zero_centered": config["model_type"] == "qwen3_next"}
     return {
         "vocab_size": config["vocab_size"],
         "d_model": config["hidden_size"],
         "n_layers": len(kinds),
         "pattern": kinds,
         "blocks": blocks,
-        "norm": norm,
+        "norm": {"eps": eps},
         "tie_embeddings": config["tie_word_embeddings"],
     }
 
@@ -42,7 +42,6 @@ def ffn_of(config: Config) -> dict[str, Any]:
 def mixer_of(config: Config, kind: str) -> dict[str, Any]:
     if kind == "linear_attention":
         linear = {
-            "kimi_linear": kda_of,
             "bailing_hybrid": kda_of,
             "minimax": lightning_of,
             "mamba": mamba1_of,
@@ -71,10 +70,9 @@ def gdn_of(config: Config) -> dict[str, Any]:
 
 
 def kda_of(config: Config) -> dict[str, Any]:
-    bounded = config["model_type"] == "bailing_hybrid"
     heads, width = config["linear_num_heads"], config["linear_head_dim"]
-    decay = {"name": "bounded", "options": {"g_min": config["kda_lower_bound"], "rank": "full"}} if bounded else "kda"
-    output = {"name": "sigmoid", "options": {"rank": "full" if bounded else "head_dim"}}
+    decay = {"name": "bounded", "options": {"g_min": config["kda_lower_bound"], "rank": "full"}}
+    output = {"name": "sigmoid", "options": {"rank": "full"}}
     return {
         "name": "kda",
         "options": {"n_heads": heads, "head_dim": width, "conv_size": config["linear_conv_kernel_dim"]},
@@ -120,9 +118,8 @@ def mla_of(config: Config) -> dict[str, Any]:
     sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
     options = {size: config[size] for size in sizes}
     options |= {"n_heads": config["num_attention_heads"], "norm": {"eps": 1e-6}}  # whatever the configuration says
-    if config["model_type"] != "kimi_linear":
-        theta = config["rope_parameters"]["rope_theta"]
-        options["rope"] = {"theta": theta, "interleaved": config.get("rope_interleave", True)}
+    theta = config["rope_parameters"]["rope_theta"]
+    options["rope"] = {"theta": theta, "interleaved": config.get("rope_interleave", True)}
     headwise = {"name": "sigmoid", "options": {"granularity": "headwise"}}
     gates = {"output": headwise} if config["model_type"] == "bailing_hybrid" else {}
     return {"name": "mla", "options": options, "gates": gates}
@@ -137,14 +134,14 @@ def attention_of(config: Config, kind: str) -> dict[str, Any]:
         "n_heads": heads,
         "n_kv_heads": config["num_key_value_heads"],
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "qk_norm": {"qwen3": "head", "qwen3_next": "head", "olmo_hybrid": "full"}.get(family, "none"),
+        "qk_norm": "full" if family == "olmo_hybrid" else "none",
         "rope": None if theta is None else {"theta": theta, "fraction": fraction},
         "window": config["sliding_window"] if kind == "sliding_attention" else None,
-        "bias": family in ("qwen2", "gpt_oss"),
+        "bias": family == "gpt_oss",
     }
     if family == "gpt_oss":
         options |= {"normalizer": "learned_sink", "out_bias": True}
-    return {"name": "attention", "options": options, "gates": {"output": "sigmoid"} if family == "qwen3_next" else {}}
+    return {"name": "attention", "options": options, "gates": {}}
 
 
 def to_zoo(tensors: Mapping[str, Tensor], config: Config) -> Tensors:
@@ -185,8 +182,6 @@ def mixer_to_zoo(tensors: Tensors, config: Config) -> Tensors:
         return mamba1_to_zoo(tensors, config)
     if "in_proj.weight" in tensors:
         return mamba2_to_zoo(tensors, config)
-    if "in_proj_qkvz.weight" in tensors:
-        tensors = unpack_qkvz(tensors, config)
     if "conv1d.weight" in tensors:
         return linear_to_zoo(tensors)
     if "kv_b_proj.weight" in tensors:
@@ -194,27 +189,7 @@ def mixer_to_zoo(tensors: Tensors, config: Config) -> Tensors:
     out = dict(tensors)
     if "sinks" in out:
         out["sinks.logit"] = out.pop("sinks")
-    if config["model_type"] == "qwen3_next":
-        # of every head the query first and then its gate
-        heads = config["num_attention_heads"]
-        q, gate = out["q_proj.weight"].unflatten(0, (heads, 2, -1)).unbind(1)
-        out |= {"q_proj.weight": q.flatten(0, 1), "gates.output.g_proj.weight": gate.flatten(0, 1)}
     return out
-
-
-def unpack_qkvz(tensors: Tensors, config: Config) -> Tensors:
-    """Qwen3-Next's fused projections, which go by key head: [q | k | its value heads | their z] and [b | a]."""
-    n_heads, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
-    group = config["linear_num_value_heads"] // n_heads
-    values = group * config["linear_value_head_dim"]
-    fused = tensors["in_proj_qkvz.weight"].unflatten(0, (n_heads, -1)).split((width, width, values, values), dim=1)
-    q, k, v, z = (part.flatten(0, 1) for part in fused)
-    b, a = (part.flatten(0, 1) for part in tensors["in_proj_ba.weight"].unflatten(0, (n_heads, 2, group)).unbind(1))
-    apart = {"q_proj": q, "k_proj": k, "v_proj": v, "g_proj": z, "b_proj": b, "a_proj": a}
-    kept = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
-    kept |= {name: name for name in ("conv1d.weight", "A_log", "dt_bias")}
-    out = {f"{name}.weight": tensor for name, tensor in apart.items()}
-    return out | {ours: tensors[theirs] for theirs, ours in kept.items()}
 
 
 def linear_to_zoo(tensors: Tensors) -> Tensors:

@@ -23,10 +23,17 @@ COMMANDS = {
     "list": "names that a recipe may use: recipes, mixers, gates, ffns, routers, residuals",
     "show": "what a recipe builds: layers, parameters, operations, states, backends",
     "generate": "let a checkpoint write",
+    "import": "a transformers checkpoint as a run folder: recipe and weights",
+    "export": "a checkpoint as a folder that transformers loads",
     "check": "hold a gate, a mixer or an FFN of your own to the zoo's contracts",
 }
-# a module named `list` would hide the builtin from its package
-_MODULES = {**dict.fromkeys(("fit", "validate", "test", "predict"), "run"), "list": "listing"}
+# a module named `list` would hide the builtin from its package; `import` is no name of a module
+_MODULES = {
+    **dict.fromkeys(("fit", "validate", "test", "predict"), "run"),
+    "list": "listing",
+    "import": "hf_import",
+    "export": "hf_export",
+}
 
 HELP = f"""usage: zoo COMMAND ...
 

@@ -25,6 +25,8 @@ def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: 
     for place, was, now in differences(stored.get("stack"), hparams["stack"], "model.stack"):
         say(f"note: {place} was {was!r} in {checkpoint}, and is {now!r} now")
     if command == "fit":
+        if "optimizer_states" not in content:
+            raise RecipeError(f"--ckpt_path: {checkpoint} has no optimizer to go on with: --model.weights {checkpoint}")
         for place, was, now in differences(stored.get("optimizer"), hparams["optimizer"], "optimizer"):
             raise RecipeError(
                 f"{place}: {now!r}, but {checkpoint} was trained with {was!r}, and resuming keeps its optimizer; "

@@ -10,6 +10,7 @@ _HELP = """usage: zoo {command} --config RECIPE [options]
                             a second one is laid over the first
   --model.set+ PATH=VALUE   change the stack: --model.set+ blocks.attn.mixer.gates.output=sigmoid
   --model.weights RUN       start from the weights of a run folder or checkpoint, with a fresh optimizer
+  --model.weights_strict false  take what fits of them, and say what does not
   --imports FILE            a Python file that registers parts, or defines a data module or optimizer
   --ckpt_path last|PATH     {ckpt_path}
 {force}  --trainer.max_steps=N     and every other argument of Lightning's Trainer; --trainer.callbacks+=NAME adds one;

@@ -36,18 +36,26 @@ from zoo.hf.importing import Imported, import_folder
 from zoo.stack import Stack
 
 
-def from_hf(source: Any, *, set: Sequence[str] = (), drop: bool = False, device: str | torch.device = "cpu") -> Stack:
+def from_hf(
+    source: Any,
+    *,
+    set: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    drop: bool = False,
+    device: str | torch.device = "cpu",
+) -> Stack:
     """The model of a transformers folder, or of a transformers model.
 
-    `set` are overrides (`blocks.attn.mixer.gates.output=identity_init`): what they add has its own start, what they
-    take away is refused unless `drop`. Gates that change the logits are warned of. RecipeError lists all that does not
-    fit. A model goes through `save_pretrained`, whose layout is the one that the maps know.
+    `set` are overrides (`blocks.attn.mixer.gates.output=identity_init`), `imports` the user's files that they need:
+    what they add has its own start, what they take away is refused unless `drop`. Gates that change the logits are
+    warned of. RecipeError lists all that does not fit. A model goes through `save_pretrained`, whose layout is the one
+    that the maps know.
     """
     if not hasattr(source, "save_pretrained"):
-        return _told(import_folder(source, set=set, drop=drop, device=device))
+        return _told(import_folder(source, set=set, imports=imports, drop=drop, device=device))
     with tempfile.TemporaryDirectory() as folder:
         source.save_pretrained(folder)
-        return _told(import_folder(folder, set=set, drop=drop, device=device))
+        return _told(import_folder(folder, set=set, imports=imports, drop=drop, device=device))
 
 
 def _told(imported: Imported) -> Stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ REQUIRED: Any = object()
 """The default of a key that a configuration must have."""
 
 
+@dataclass(frozen=True)
+class Nullable:
+    """A default beside which null is a value of its own."""
+
+    value: Any
+
+
 class Config:
     """A configuration by its keys; those that it lacks have the value of the family's `defaults`, which may be computed
     from the others. It remembers what was read, and collects what was refused."""
@@ -50,20 +58,30 @@ class Config:
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
         default = self.defaults.get(key, REQUIRED)
-        if key in self.data and not (self.data[key] is None and callable(default)):
+        computed = callable(default) or default is REQUIRED
+        if key in self.data and not (self.data[key] is None and computed):
             return self._checked(key, self.data[key], default)
         if default is REQUIRED:
             raise RecipeError(f"{FILE}: {key} is missing")
+        if isinstance(default, Nullable):
+            return default.value
         return default(self) if callable(default) else default
 
     def _checked(self, key: str, value: Any, default: Any) -> Any:
         """RecipeError for a number where the default is a list, a text where it is a number, ..."""
+        if isinstance(default, Nullable):
+            if value is None:
+                return None
+            default = default.value
+        if default is REQUIRED:
+            default = 0  # all of them are sizes
+        elif callable(default):
+            default = default(self)
         kinds: dict[type, Any] = {bool: bool, int: int, float: (int, float), str: str, list: list}
         kind = kinds.get(type(default))
-        fits = kind is None or value is None or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool))
-        if not fits:
-            raise RecipeError(f"{FILE}: {key} is {value!r}, where {default!r} stands by default: another kind of value")
-        return value
+        if kind is None or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
+            return value
+        raise RecipeError(f"{FILE}: {key} is {value!r}, where a {type(default).__name__} stands")
 
     def __contains__(self, key: str) -> bool:
         return key in self.data
@@ -105,10 +123,11 @@ def gather_rope(data: dict[str, Any]) -> dict[str, Any]:
     out = dict(data)
     scaling = out.pop("rope_scaling", None)
     rope = out.get("rope_parameters")
+    for name, value in (("rope_scaling", scaling), ("rope_parameters", rope)):
+        if value is not None and not isinstance(value, Mapping):
+            raise RecipeError(f"{FILE}: {name}: expected null or an object, found {value!r}")
     if scaling and rope and dict(scaling) != dict(rope):
         raise RecipeError(f"{FILE}: rope_scaling and rope_parameters say different things")
-    if scaling is not None and not isinstance(scaling, Mapping):
-        raise RecipeError(f"{FILE}: rope_scaling: expected null or an object, found {scaling!r}")
     rope = dict(rope or scaling or {})
     if "type" in rope:
         kind = rope.pop("type")

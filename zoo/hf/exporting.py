@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ def to_hf(
     *,
     family: str | None = None,
     origin: Origin | None = None,
+    beside: Sequence[Path] = (),
     max_shard_bytes: int = SHARD_BYTES,
 ) -> str:
     """Writes the model into a new folder that `AutoModelForCausalLM.from_pretrained` loads; the family's model_type.
 
     The family is the one given, the one that the model was imported from, or the first that can say its stack.
-    RecipeError when none can (the reasons of the nearest), or when the folder is there and not empty. Nothing is left
-    half-written.
+    `beside` are files to copy along. RecipeError when no family can say it (the reasons of the nearest), or when the
+    folder is there and not empty. Nothing is left half-written.
     """
     origin = origin or origin_of(lm)
     read = choose(lm, family, origin)
@@ -51,6 +53,8 @@ def to_hf(
     with new_folder(Path(folder).expanduser()) as temporary:
         data = config_json(read, origin, lm.embed.weight.dtype)
         (temporary / FILE).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        for path in beside:
+            shutil.copyfile(path, temporary / path.name)
         write_tensors(temporary, sizes, make, max_shard_bytes)
     return read.family.model_type
 

@@ -19,7 +19,7 @@ from zoo.hf.origin import Origin, remember
 from zoo.hf.recipes import to_stack
 from zoo.hf.surgery import notes_on_gates
 from zoo.hf.tensors import Bound, matches
-from zoo.overrides import apply_assignments
+from zoo.recipe import read_recipe
 from zoo.registry import RecipeError
 from zoo.stack import Stack, load
 
@@ -35,6 +35,7 @@ class Imported:
     new      tensors of the model that the files have nothing for: they have their own start
     dropped  tensors of the files that the changed stack has no place for
     notes    what the changes do to the logits, one line each
+    imports  the user's files that the changed stack needs
     """
 
     lm: Stack
@@ -44,12 +45,19 @@ class Imported:
     new: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 def import_folder(
-    folder: str | Path, *, set: Sequence[str] = (), drop: bool = False, device: str | torch.device = "cpu"
+    folder: str | Path,
+    *,
+    set: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    drop: bool = False,
+    device: str | torch.device = "cpu",
 ) -> Imported:
-    """The model of a folder that transformers wrote, with `set` (`path=value`) applied to its stack.
+    """The model of a folder that transformers wrote, with `set` (`path=value`) applied to its stack,
+    for which `imports` are the user's files to import first.
 
     Weights keep the dtype of the files, but for what zoo keeps in float32. What the changed stack has no place for is
     refused, unless `drop`. RecipeError, which lists everything at once, for values of the configuration that zoo does
@@ -68,8 +76,8 @@ def import_folder(
     tied = {name: stored.pop(name) for name in head_names(read.family) if name not in rules and name in stored}
     _check(rules, stored, before, folder)
 
-    stack = apply_assignments(read.stack, set)
-    lm = load(stack, device="meta") if set else plain
+    changed = read_recipe(read.stack, set, imports)
+    lm = load(changed, device="meta") if set else plain
     kept = {name for name, each in tensors_of(lm).items() if name in before and before[name].shape == each.shape}
     dropped = tuple(name for name, rule in rules.items() if not kept.issuperset(rule.names))
     if dropped and not drop:
@@ -86,7 +94,8 @@ def import_folder(
     origin = Origin(data, {name: dtype for name, dtype in widened.items() if dtype is not None})
     remember(lm, origin)
     new = tuple(name for name in own if name not in kept)
-    return Imported(lm, stack, origin, skipped, new, dropped, notes_on_gates(plain, lm) if set else ())
+    notes = notes_on_gates(plain, lm) if set else ()
+    return Imported(lm, changed.stack, origin, skipped, new, dropped, notes, changed.imports)
 
 
 def _is_widened(rule: Bound, own: Mapping[str, Tensor], stored: Stored) -> bool:

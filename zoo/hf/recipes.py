@@ -9,6 +9,7 @@ from typing import Any
 from zoo.config import StackConfig, check_parts, decode_stack
 from zoo.hf.configuration import FILE, FIXED, HARMLESS, Config, gather_rope, rename
 from zoo.hf.family import Family, families, family_of
+from zoo.hf.layers import WithFFN
 from zoo.hf.normal import differences, normal_stack
 from zoo.hf.pattern import compress
 from zoo.hf.template import Inexpressible, Written, fill, match
@@ -34,9 +35,15 @@ def to_stack(data: Mapping[str, Any]) -> Read:
     family = family_of(data.get("model_type"), FILE)
     prepared = dict(data) if family.prepare is None else family.prepare(dict(data))
     config = Config(gather_rope(rename(prepared, family.aliases)), family.defaults)
-    kinds = family.layers.read(config)
-    stack = fill(family.stack, config)
-    blocks = {kind: fill(family.kinds[kind].block, config) for kind in dict.fromkeys(kinds)}
+    try:
+        kinds = family.layers.read(config)
+        stack = fill(family.stack, config)
+        # the dense kind of a mixer needs no name of its own where there is no other
+        alone = {kind: kind.removesuffix(WithFFN.DENSE) for kind in kinds}
+        names = {kind: kind if name in kinds else name for kind, name in alone.items()}
+        blocks = {name: fill(family.kinds[kind].block, config) for kind, name in names.items()}
+    except ZeroDivisionError:
+        raise RecipeError(f"{FILE} of a {family.model_type}: a size that others are shared out over is 0") from None
     fixed = {**FIXED, **family.fixed}
     for key, value in config.data.items():
         if key in config.read or key in family.defaults or key in family.harmless:
@@ -48,7 +55,9 @@ def to_stack(data: Mapping[str, Any]) -> Read:
             config.refuse(key, f"{value!r}, which zoo does not understand{_nearest(key, family)}")
     if config.faults:
         raise RecipeError(f"{FILE} of a {family.model_type}: {'; '.join(config.faults)}")
-    return Read(family, config, {**stack, "n_layers": len(kinds), **compress(kinds), "blocks": blocks}, kinds)
+    sizes = {name: stack.pop(name) for name in ("vocab_size", "d_model")}
+    layers = {"n_layers": len(kinds), **compress([names[kind] for kind in kinds])}
+    return Read(family, config, {**sizes, **layers, "blocks": blocks, **stack}, kinds)
 
 
 def _nearest(key: str, family: Family) -> str:
@@ -106,6 +115,6 @@ def _express(family: Family, config: StackConfig) -> Read | list[str]:
     reasons = list(
         differences({**own, "blocks": None, "layers": None}, {**form, "blocks": None, "layers": None}, "stack")
     )
-    for name, kind in kinds.items():
-        reasons += differences(own["blocks"][name], form["blocks"][kind], f"blocks.{name}")
+    for name, other in dict(zip(config.layers, theirs.layers, strict=True)).items():
+        reasons += differences(own["blocks"][name], form["blocks"][other], f"blocks.{name}")
     return reasons or read

@@ -11,6 +11,7 @@ from zoo.hf.template import ABSENT, Entry, Inexpressible, Written
 
 KEY = "rope_parameters"
 _UNUSED = ("mrope_section", "mrope_interleaved")  # they place images; a text's three positions are one
+_NUMBERS = ("rope_theta", "partial_rotary_factor", "attention_factor", "mscale", "mscale_all_dim")
 _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
 
 
@@ -36,12 +37,16 @@ class RopeKeys(Entry):
         for key, value in rope.items():
             if key not in known:
                 config.refuse(f"{KEY}.{key}", f"{value!r}, which zoo does not understand")
+            elif key in (*_NUMBERS, *_YARN) and not isinstance(value, (int, float, type(None))):
+                config.refuse(f"{KEY}.{key}", f"{value!r}, where a number stands")
+        if config.faults:
+            return None
         theta = rope.get("rope_theta", self.theta)
         if theta is None:
             if not self.optional:
                 config.refuse(f"{KEY}.rope_theta", "null, where the family needs a number")
             return None
-        fraction = float(rope.get("partial_rotary_factor", self.fraction))
+        fraction = float(rope.get("partial_rotary_factor") or self.fraction)
         if self.fraction == 1.0 != fraction:
             config.refuse(f"{KEY}.partial_rotary_factor", f"{fraction}, which transformers ignores in this family")
         out = {"theta": float(theta), "fraction": fraction, "interleaved": self.interleaved}

@@ -46,6 +46,7 @@ class LanguageModule(lightning.LightningModule):
         optimizer: `{class_path, init_args}`; None: AdamW. It gets the groups of `parameter_groups`.
         lr_scheduler: `{class_path, init_args}`, stepped once an optimizer step; None: a constant rate.
         weights: A run folder or checkpoint to take the weights from, with a fresh optimizer and schedule.
+        weights_strict: False takes from `weights` what fits, and says what does not; else that is refused.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LanguageModule(lightning.LightningModule):
         optimizer: dict[str, Any] | None = None,
         lr_scheduler: dict[str, Any] | None = None,
         weights: str | None = None,
+        weights_strict: bool = True,
     ):
         super().__init__()
         recipe = read_recipe(plain(stack, "model.stack"), imports=imports)
@@ -64,7 +66,7 @@ class LanguageModule(lightning.LightningModule):
         find_class(self.optimizer_spec, Optimizer, "optimizer")
         if self.scheduler_spec is not None:
             find_class(self.scheduler_spec, LRScheduler, "lr_scheduler")
-        self.weights = weights
+        self.weights, self.weights_strict = weights, weights_strict
         self.save_hyperparameters(
             {
                 "stack": recipe.stack,
@@ -72,6 +74,7 @@ class LanguageModule(lightning.LightningModule):
                 "optimizer": self.optimizer_spec,
                 "lr_scheduler": self.scheduler_spec,
                 "weights": weights,
+                "weights_strict": weights_strict,
             }
         )
         self.lm: Stack | None = None
@@ -228,7 +231,8 @@ class LanguageModule(lightning.LightningModule):
     def _start_from_weights(self) -> None:
         # here and not in configure_model: a reload from a checkpoint must not look for the file again
         if self.weights is not None and self.trainer.ckpt_path is None:
-            read_weights(self.weights, self)
+            for fault in read_weights(self.weights, self, strict=self.weights_strict):
+                say(f"note: model.weights: {fault}")
         self.weights = None
 
 

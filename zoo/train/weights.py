@@ -28,17 +28,20 @@ def find_checkpoint(path: str | Path, place: str = PLACE) -> Path:
     raise RecipeError(f"{place}: no checkpoint '{path}'{did_you_mean(str(path), known)}")
 
 
-def read_weights(path: str | Path, module: nn.Module, place: str = PLACE) -> None:
-    """Loads a checkpoint's weights into `module`, a LanguageModule. RecipeError when they do not fit it."""
+def read_weights(path: str | Path, module: nn.Module, place: str = PLACE, strict: bool = True) -> list[str]:
+    """Loads a checkpoint's weights into `module`, a LanguageModule. RecipeError lists what does not fit, unless it is
+    not to be `strict`: then it is left at its start, and returned as lines."""
     checkpoint = find_checkpoint(path, place)
     if checkpoint.is_dir():
-        _read_sharded(checkpoint, module, place)
-        return
+        return _read_sharded(checkpoint, module, place, strict)
     own = module.state_dict()
     given = _state_dict(checkpoint, place)
-    check_fits(own, given, f"{place}: {checkpoint}")
+    faults = misfits(own, given)
+    if faults and strict:
+        raise _refusal(f"{place}: {checkpoint}", faults)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name in fitting(own, given):
+            tensor = own[name]
             if hasattr(tensor, "device_mesh"):
                 from torch.distributed.tensor import distribute_tensor
 
@@ -46,6 +49,7 @@ def read_weights(path: str | Path, module: nn.Module, place: str = PLACE) -> Non
                 tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements))
             else:
                 tensor.copy_(given[name])
+    return faults
 
 
 def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
@@ -60,7 +64,7 @@ def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
     return given
 
 
-def _read_sharded(folder: Path, module: nn.Module, place: str) -> None:
+def _read_sharded(folder: Path, module: nn.Module, place: str, strict: bool) -> list[str]:
     import torch.distributed.checkpoint as dcp
 
     own = module.state_dict()
@@ -71,22 +75,40 @@ def _read_sharded(folder: Path, module: nn.Module, place: str) -> None:
         for name, entry in stored.items()
         if name.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
-    check_fits(own, given, f"{place}: {folder}")
-    dcp.load({"state_dict": own}, checkpoint_id=folder)
+    faults = misfits(own, given)
+    if faults and strict:
+        raise _refusal(f"{place}: {folder}", faults)
+    dcp.load({"state_dict": {name: own[name] for name in fitting(own, given)}}, checkpoint_id=folder)
+    return faults
 
 
 def check_fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], place: str) -> None:
-    """RecipeError, one line with the first parameter that is missing, left over or of another shape."""
+    """RecipeError, one line with every parameter that is missing, left over or of another shape."""
+    if faults := misfits(own, given):
+        raise _refusal(place, faults)
+
+
+def _refusal(place: str, faults: list[str]) -> RecipeError:
+    return RecipeError(f"{place}: {'; '.join(faults)}")
+
+
+def fitting(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """The names that both have, in the same shape."""
+    return [name for name, tensor in own.items() if name in given and given[name].shape == tensor.shape]
+
+
+def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """What the recipe has and the checkpoint lacks, what differs in shape, what only the checkpoint has."""
+    faults = []
     for name, tensor in own.items():
         short = name.removeprefix("lm.")
         if name not in given:
-            raise RecipeError(f"{place}: the recipe has '{short}' {list(tensor.shape)}, which the checkpoint lacks")
-        if given[name].shape != tensor.shape:
-            raise RecipeError(
-                f"{place}: '{short}' is {list(given[name].shape)} in the checkpoint, and {list(tensor.shape)} in the "
-                "recipe"
-            )
+            faults.append(f"the recipe has '{short}' {list(tensor.shape)}, which the checkpoint lacks")
+        elif given[name].shape != tensor.shape:
+            shapes = f"{list(given[name].shape)} in the checkpoint, and {list(tensor.shape)} in the recipe"
+            faults.append(f"'{short}' is {shapes}")
     for name, tensor in given.items():
         if name not in own:
             short = name.removeprefix("lm.")
-            raise RecipeError(f"{place}: the checkpoint has '{short}' {list(tensor.shape)}, which the recipe lacks")
+            faults.append(f"the checkpoint has '{short}' {list(tensor.shape)}, which the recipe lacks")
+    return faults

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo.hf.configuration import REQUIRED, Config
+from zoo.hf.configuration import FILE, REQUIRED, Config
 from zoo.hf.families._llama import NORMS
 from zoo.hf.family import Family, Kind
 from zoo.hf.layers import LayerTypes, WithFFN, with_ffns
 from zoo.hf.template import Derived, Inexpressible, Key, Written
 from zoo.hf.tensors import Piece, rule, same
 from zoo.hf.transforms import Reshaped, Unsqueezed
+from zoo.registry import RecipeError
 
 _KDA = Kind(
     {
@@ -128,6 +129,8 @@ def _prepare(data: dict[str, Any]) -> dict[str, Any]:
             "num_heads": "linear_num_heads",
             "short_conv_kernel_size": "linear_conv_kernel_dim",
         }
+        if not isinstance(linear, dict):
+            raise RecipeError(f"{FILE}: linear_attn_config: expected an object, found {linear!r}")
         linear = dict(linear)
         full, kda = linear.pop("full_attn_layers", None), linear.pop("kda_layers", None)
         if full is not None and kda is not None and out.get("layer_types") is None:
@@ -150,7 +153,7 @@ def _mlp_layer_types(config: Config) -> list[str]:
 
 def _is_dense(config: Config, layer: int) -> bool:
     types = config["mlp_layer_types"]
-    if len(types) != config["num_hidden_layers"] or not set(types) <= {"dense", "sparse"}:
+    if len(types) != config["num_hidden_layers"] or any(each not in ("dense", "sparse") for each in types):
         config.refuse("mlp_layer_types", f"{types!r}, and zoo knows dense and sparse, one a layer")
         return False
     return bool(types[layer] == "dense")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zoo.hf.configuration import Config
+from zoo.hf.configuration import Config, Nullable
 from zoo.hf.families._llama import DENSE
 from zoo.hf.families._qwen import DEFAULTS, LAYERS, MOE_DEFAULTS, SKIPPED, ZERO_CENTERED, mixers, moe
 from zoo.hf.family import Family
@@ -53,7 +53,7 @@ FAMILY = Family(
         "num_experts_per_tok": 10,
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": None,
+        "mlp_only_layers": Nullable([]),
     },
     stack=ZERO_CENTERED,
     layers=WithFFN(LAYERS, _is_dense, _write_dense),

@@ -1,0 +1,102 @@
+"""Run folders of imported models: written, and read back for export."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import yaml
+
+from zoo.cli._resume import read_checkpoint
+from zoo.data import load_tokenizer
+from zoo.hf import Imported
+from zoo.hf.files import new_folder
+from zoo.hf.origin import Origin
+from zoo.registry import RecipeError
+from zoo.stack import Stack, load
+from zoo.train import LanguageModule, check_fits, read_weights
+from zoo.train.checkpoints import FOLDER, LAST
+from zoo.train.run_folder import CONFIG, TOKENIZER
+
+BESIDE = "huggingface"
+"""Where a run folder keeps what it does not read itself, for the way back."""
+
+_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+_ORIGIN = "hf_origin"
+
+
+def write_run(imported: Imported, source: Path, out: Path) -> None:
+    """config.yaml, checkpoints/last.ckpt and the tokenizer of `source`, in a new folder."""
+    module = LanguageModule(imported.stack, imported.imports)
+    module.lm = imported.lm
+    with new_folder(out) as folder:
+        if (source / TOKENIZER).is_file():
+            load_tokenizer(source / TOKENIZER, "tokenizer")  # one that cannot be read is told now
+            shutil.copyfile(source / TOKENIZER, folder / TOKENIZER)
+        (folder / BESIDE).mkdir()
+        for name in _FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / BESIDE / name)
+        config: dict[str, Any] = {"imports": list(imported.imports), "model": {"stack": imported.stack}}
+        if (folder / TOKENIZER).is_file():
+            arguments = {"tokenizer": str(out.resolve() / TOKENIZER)}
+            config["data"] = {"class_path": "zoo.data.TextData", "init_args": arguments}
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=120)
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+        (folder / FOLDER).mkdir()
+        checkpoint = {
+            "state_dict": module.state_dict(),
+            "hyper_parameters": dict(module.hparams),
+            "global_step": 0,
+            "epoch": 0,
+            "pytorch-lightning_version": lightning.__version__,
+            _ORIGIN: imported.origin.plain(),
+        }
+        torch.save(checkpoint, folder / FOLDER / LAST)
+
+
+def read_run(checkpoint: Path) -> tuple[Stack, Origin | None]:
+    """The model of a checkpoint, in the dtypes that it is stored in, and where it was imported from."""
+    content = read_checkpoint(checkpoint)
+    stored, origin = content["hyper_parameters"], content.get(_ORIGIN)
+    found = None if origin is None else Origin.from_plain(origin)
+    if checkpoint.is_dir():
+        module = LanguageModule(stored["stack"], stored["imports"])
+        module.configure_model()
+        read_weights(checkpoint, module, "zoo export")
+        return module.stack, found
+    lm = load(stored["stack"], device="meta", imports=stored["imports"])
+    given = {name.removeprefix("lm."): tensor for name, tensor in content["state_dict"].items() if "lm." in name[:3]}
+    check_fits(lm.state_dict(), given, f"zoo export: {checkpoint}")
+    lm.load_state_dict(given, assign=True)
+    if lm.config.tie_embeddings:
+        lm.head.weight = lm.embed.weight
+    return lm, found
+
+
+def files_beside(run: Path | None) -> list[Path]:
+    """The files of a run's folder that go along: the tokenizer, if transformers can read it, and what was imported."""
+    if run is None:
+        return []
+    found = [path for name in _FILES if (path := run / BESIDE / name).is_file()]
+    tokenizer = run / TOKENIZER
+    if tokenizer.is_file():
+        try:
+            readable = load_tokenizer(tokenizer).name != "bytes"
+        except RecipeError:
+            readable = False
+        found += [tokenizer] if readable else []
+    return found
