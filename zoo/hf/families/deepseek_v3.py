@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zoo.hf.configuration import REQUIRED
+from zoo.hf.configuration import REQUIRED, Nullable
 from zoo.hf.families._latent import LatentRope, LogitScale, latent_attention, latent_tensors
 from zoo.hf.families._llama import DENSE, NORMS
 from zoo.hf.families._mixture import Shared, expert_tensors, mixture, shared_tensors, sigmoid_router
@@ -57,7 +57,7 @@ FAMILY = Family(
         "n_routed_experts": 256,
         "routed_scaling_factor": 2.5,
         "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
+        "q_lora_rank": Nullable(1536),
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
         "qk_nope_head_dim": 128,

@@ -35,7 +35,7 @@ class Rope(Entry):
             config.refuse(
                 f"{KEY}.{self.label}.{_PARTIAL}", f"not the {rotated} of {width} channels of qk_rope_head_dim"
             )
-        inner = Config({KEY: rope}, {})
+        inner = Config({KEY: rope}, {KEY: None})
         value = self.own.read(inner)
         for fault in inner.faults:
             name, _, why = fault.partition(" is ")
@@ -234,7 +234,7 @@ FAMILY = Family(
         "num_hidden_layers": REQUIRED,
         "num_attention_heads": 64,
         "head_dim": 512,
-        "qk_rope_head_dim": REQUIRED,
+        "qk_rope_head_dim": 64,
         "q_lora_rank": 1024,
         "num_experts_per_tok": 6,
         "n_routed_experts": 256,
@@ -242,7 +242,7 @@ FAMILY = Family(
         "routed_scaling_factor": 1.5,
         "layer_types": _layer_types,
         "mlp_layer_types": lambda config: ["hash_moe" if n < 3 else "moe" for n in range(config[COUNT])],
-        "compress_rates": REQUIRED,
+        "compress_rates": {CSA: 4, HCA: 128},
         "hc_mult": 4,
         "hc_sinkhorn_iters": 20,
         "hc_eps": 1e-6,
@@ -256,7 +256,7 @@ FAMILY = Family(
         "initializer_range": 0.02,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
-        "rope_parameters": REQUIRED,
+        "rope_parameters": {},
     },
     tensors=(
         rule("model.embed_tokens.weight", "embed.weight"),

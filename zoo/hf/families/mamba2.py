@@ -109,6 +109,7 @@ FAMILY = Family(
             "fuse_cross_entropy",
             "fuse_linear_cross_entropy",
             "fuse_norm",
+            "num_heads",  # what the other sizes make it
             "rescale_prenorm_residual",
             "residual_in_fp32",
             "use_l2warp",
