@@ -341,8 +341,3 @@ FLA_CASES: dict[str, dict[str, Any]] = {
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""
 BATCH, LENGTH, PREFILL = 2, 70, 63
-
-import os  # DEV
-
-if os.environ.get("HF_ONLY"):  # DEV
-    CASES = {name: case for name, case in CASES.items() if name in os.environ["HF_ONLY"].split()}  # DEV

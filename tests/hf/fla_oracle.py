@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.hf.cases import BATCH, FLA_CASES, LENGTH, SHAPE  # noqa: E402
-from tests.parity import fla_layers  # noqa: E402
+from tests.hf.cases import BATCH, FLA_CASES, LENGTH, SHAPE
+from tests.parity import fla_layers
 
 LAYERS = {
     "gated_deltanet": "gated_deltanet",
