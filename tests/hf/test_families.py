@@ -110,6 +110,7 @@ def test_transformers_loads_the_export(answered: dict[str, Answered], name: str)
 @torch.no_grad()
 def test_a_model_of_transformers_is_read_like_its_files(answered: dict[str, Answered], name: str) -> None:
     case = answered[name]
+    assert isinstance(case.answer["instance"], Tensor), case.answer["instance"]
     assert torch.equal(case.answer["instance"], case.model(case.answer["tokens"]))
 
 
