@@ -210,7 +210,7 @@ class Stack(nn.Module):
 
 
 def _projections(module: nn.Module) -> Sequence[str]:
-    names: Sequence[str] = getattr(module, "projections", ())
+    names: Sequence[str] = getattr(type(module), "projections", ())
     return names
 
 

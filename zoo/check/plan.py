@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.check import cases, ffns, forcing, gates, learning, options, parts, stacks
+from zoo.check import cases, ffns, forcing, gates, learning, options, parts, routers, stacks
 from zoo.check.contract import Contract, Trial, contract
 from zoo.check.parts import Part
 from zoo.registry import MIXERS
@@ -63,14 +63,18 @@ ALONE, STACK, RECIPE = "alone", "in a stack", "in a recipe"
 
 def plan(kind: str, key: str) -> Iterator[Step]:
     """All that a registered part owes, each step worked out when it is asked for; `kind` is a gate's (decay, ...),
-    mixers or ffns. Broken, behind the step `options`, where the options tell nothing to try."""
-    if kind == "mixers":
-        return mixer_plan(key)
-    return ffn_plan(key) if kind == "ffns" else gate_plan(kind, key)
+    mixers, ffns or routers. Broken, behind the step `options`, where the options tell nothing to try."""
+    plans = {"mixers": mixer_plan, "ffns": ffn_plan, "routers": router_plan}
+    return plans[kind](key) if kind in plans else gate_plan(kind, key)
 
 
 def part_of(kind: str, key: str) -> Part:
-    context = {"mixers": ("the LayerContext", "the gates"), "ffns": ("the LayerContext",)}.get(kind, ("the Slot",))
+    contexts = {
+        "mixers": ("the LayerContext", "the gates"),
+        "ffns": ("the LayerContext",),
+        "routers": ("the LayerContext", "n_experts", "top_k"),
+    }
+    context = contexts.get(kind, ("the Slot",))
     return Part(f"{kind}/{key}", options.class_of(kind, key), context)
 
 
@@ -103,6 +107,12 @@ def ffn_plan(key: str) -> Iterator[Step]:
     yield from _steps(ALONE, parts.CONTRACTS, [part_of("ffns", key)])
     yield from _steps(ALONE, ffns.CONTRACTS, ffns.variants(key))
     yield from option_steps("ffns", key)
+
+
+def router_plan(key: str) -> Iterator[Step]:
+    yield from _steps(ALONE, parts.CONTRACTS, [part_of("routers", key)])
+    yield from _steps(ALONE, routers.CONTRACTS, routers.variants(key))
+    yield from option_steps("routers", key)
 
 
 def _steps(section: str, contracts: Sequence[Contract[Any]], tried: Sequence[Any]) -> Iterator[Step]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zoo.check import cases, ffns, forcing, gates, learning, options, parts, stacks
+from zoo.check import cases, ffns, forcing, gates, learning, options, parts, routers, stacks
 from zoo.check.contract import Broken, Contract, NotApplicable, check_exemptions, exemption
 from zoo.check.plan import Step, plan
-from zoo.registry import FFNS, GATES, MIXERS, RecipeError, Registry, did_you_mean
+from zoo.registry import FFNS, GATES, MIXERS, ROUTERS, RecipeError, Registry, did_you_mean
 from zoo.user_code import import_user_file, resolve_import
 
-REGISTRIES: dict[str, Registry] = {**GATES, "mixers": MIXERS, "ffns": FFNS}
+REGISTRIES: dict[str, Registry] = {**GATES, "mixers": MIXERS, "ffns": FFNS, "routers": ROUTERS}
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -51,7 +51,7 @@ def find(path: str) -> list[tuple[str, str]]:
     if not found:
         cls = next(iter(_classes(module)), None)
         raise RecipeError(
-            f"{name}: registers no gate, mixer or ffn: put @register('my_key') above the class"
+            f"{name}: registers no gate, mixer, ffn or router: put @register('my_key') above the class"
             if cls is None
             else f"{name}: registers nothing: {_how_to_register(cls)}"
         )
@@ -72,6 +72,7 @@ def check(kind: str, key: str) -> Iterator[Verdict]:
         *learning.ALL,
         *forcing.ALL,
         *ffns.CONTRACTS,
+        *routers.CONTRACTS,
     ]
     check_exemptions(part, [*known, *options.CONTRACTS])
     steps = plan(kind, key)
