@@ -63,5 +63,5 @@ def test_the_walkthrough_adds_a_gate(tmp_path, monkeypatch, capsys):
 def test_the_tables_are_those_of_the_classes():
     page = (ROOT / "docs/gates.md").read_text(encoding="utf-8")
     assert catalogue.rewrite(page) == page, "run `make docs`"
-    for kind in ("gates", "mixers", "ffns", "residuals"):
+    for kind in ("gates", "mixers", "ffns", "routers", "residuals"):
         assert [name for name in zoo.list(kind) if f"`{name.split('/')[-1]}`" not in page] == []

@@ -341,3 +341,18 @@ FLA_CASES: dict[str, dict[str, Any]] = {
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""
 BATCH, LENGTH, PREFILL = 2, 70, 63
+
+
+def another(value: Any) -> Any:
+    """A value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return 2 * value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, list):
+        return [*value[1:], value[0]] if len(set(map(str, value))) > 1 else [*value, *value, 1]
+    if isinstance(value, dict):
+        return {**value, "factor": 3.0}
+    return 3

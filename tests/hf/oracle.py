@@ -23,7 +23,14 @@ import torch.nn.functional as F  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 import zoo  # noqa: E402
-from tests.hf.cases import BATCH, CASES, DERIVED, LENGTH, PREFILL, SHAPE  # noqa: E402
+from tests.hf.cases import BATCH, CASES, DERIVED, LENGTH, PREFILL, SHAPE, another  # noqa: E402
+from zoo.hf.configuration import HARMLESS  # noqa: E402
+from zoo.hf.family import family_of  # noqa: E402
+
+UNTRIED = frozenset(
+    ("architectures", "dtype", "id2label", "label2id", "model_type", "output_router_logits", "return_dict")
+)
+"""Names, and forms of the answer."""
 
 
 def main(folder: Path) -> None:
@@ -55,8 +62,12 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     model.save_pretrained(folder / "released")
 
-    instance = zoo.from_hf(model)(tokens).detach()
+    try:
+        instance = zoo.from_hf(model)(tokens).detach()
+    except Exception:  # noqa: BLE001 (told by the test of that case)
+        instance = traceback.format_exc()
     logits, gradients = run(model, tokens)
+    moving = harmful(model, tokens, logits)
     other = torch.cat(((tokens[:, :1] + 1) % model.config.vocab_size, tokens[:, 1:]), dim=1)
     with torch.no_grad():
         moved = (model(input_ids=other, use_cache=False).logits - logits)[:, -1].abs().max()
@@ -76,7 +87,28 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "keys": sorted({*config.to_dict(), *type(config).attribute_map}),
         "default": type(config)().to_json_string(use_diff=False),
         "instance": instance,
+        "harmful": moving,
     }
+
+
+def harmful(model: Any, tokens: Any, logits: Any) -> list[str]:
+    """Of the keys that zoo takes at any value those which move the logits."""
+    import transformers
+
+    config = model.config.to_dict()
+    keys = (HARMLESS | family_of(model.config.model_type, "").harmless) & config.keys() - UNTRIED
+    found = []
+    for key in sorted(keys):
+        try:
+            changed = transformers.AutoConfig.for_model(**{**config, key: another(config[key])})
+        except (TypeError, ValueError):
+            continue  # refused there
+        other = prepare(transformers.AutoModelForCausalLM.from_config(changed))
+        other.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            if not torch.equal(other(input_ids=tokens, use_cache=False).logits, logits):
+                found.append(key)
+    return found
 
 
 def prepare(model: Any) -> Any:

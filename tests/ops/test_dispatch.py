@@ -13,6 +13,7 @@ from zoo.ops import (
     compressed_attention,
     delta_rule,
     dplr,
+    experts,
     lightning_indexer,
     linear_attention,
     nsa,
@@ -140,6 +141,11 @@ def calls():
     yield "compressed_attention", lambda **how: compressed_attention(x, kv, far, window=2, stride=2, **how)
     yield "lightning_indexer", lambda **how: lightning_indexer(x, beta, far, top_k=1, stride=2, **how)
     yield "dplr", lambda **how: dplr(x, x, x, -beta, -x, x, **how)
+    stacked, routes = torch.randn(3, 16, 8), torch.tensor([[0, 2]] * 5)
+    yield (
+        "experts",
+        lambda **how: experts(x[0, :, 0], routes, beta[0], stacked, stacked[:, :8], lambda gate, up: gate * up, **how),
+    )
     yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
     some = torch.tensor([[[-1], [0], [0], [1], [1]]])
     yield "selected_attention", lambda **how: selected_attention(x, x, x, some, stride=2, **how)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tests.train import toy
+from tests.train.test_routing import stack
 from zoo.train import Checkpoints, default_callbacks, quiet
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--weights")
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--optimizer", default="zoo.train.MuonAdamW")
+    parser.add_argument("--router", help="put a mixture with this router of test_routing.py into the stack")
     options = parser.parse_args()
     torch.set_num_threads(1)
     quiet()
@@ -35,7 +37,9 @@ def main() -> None:
         precision=options.precision,
         accumulate_grad_batches=2 // world,
     )
-    module = toy.module(optimizer={"class_path": options.optimizer, "init_args": {"lr": 0.01}}, weights=options.weights)
+    optimizer = {"class_path": options.optimizer, "init_args": {"lr": 0.01}}
+    own = {} if options.router is None else {"stack": stack(options.router)}
+    module = toy.module(optimizer=optimizer, weights=options.weights, **own)
     trainer.fit(module, datamodule=Split(), ckpt_path=options.ckpt_path)
     if options.strategy != "fsdp" and trainer.is_global_zero:
         torch.save(dict(module.named_parameters()), options.folder / "weights.pt")

@@ -1,4 +1,4 @@
-"""The contract suite: what every gate, mixer and FFN owes, whoever wrote it.
+"""The contract suite: what every gate, mixer, FFN and router owes, whoever wrote it.
 
 A *contract* (contract.py) is a sentence and a function that tries it on a *case* (cases.py, gates.py, ffns.py). A
 *plan* (plan.py) says which contracts a part is held to on which cases; `zoo check` (run.py) and the tests of the zoo's

@@ -246,6 +246,7 @@ def redraw(lm: nn.Module) -> None:
     every path carries signal; the rest (norms, decay rates, convolutions) keeps its start, and noise on it: starts of
     zero or one hide faults, and decay rates far from their start would forget all and hide more."""
     matrices = {id(part.weight) for part in lm.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
+    matrices |= {id(getattr(part, name)) for part in lm.modules() for name in getattr(type(part), "projections", ())}
     for parameter in lm.parameters():
         if id(parameter) in matrices:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zoo.check.cases import Case, draw, full, placements, recipe, redraw, refusal, required, slots
 from zoo.check.cases import with_gate as case_with_gate
 from zoo.check.contract import Broken, Contract, Trial, contract
-from zoo.check.values import beside, label, other_values
+from zoo.check.values import beside, label, other_values, sizes
 from zoo.decode import option_parameters
-from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, RecipeError
-from zoo.stack import load
+from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, ROUTERS, RecipeError
+from zoo.routers import Router
+from zoo.stack import Stack, load
 
 Build = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -67,15 +69,21 @@ def with_block(node: str, key: str) -> Build:
     }
 
 
+def with_router(key: str) -> Build:
+    mixture, needed = with_block("ffn", "moe"), sizes(ROUTERS.get(key))
+    return lambda options: mixture({"router": {"name": key, "options": needed | options}})
+
+
 def builder(kind: str, key: str) -> Build:
-    """The recipe of a stack that has the part with given options; `kind` is a gate's, or mixers, ffns, residuals."""
-    if kind == "mixers":
-        return with_mixer(key)
+    """The recipe of a stack that has the part with given options; `kind` is a gate's, or mixers, ffns, routers,
+    residuals."""
+    if kind in ("mixers", "routers"):
+        return with_mixer(key) if kind == "mixers" else with_router(key)
     return with_gate(kind, key) if kind in GATES else with_block(kind.removesuffix("s"), key)
 
 
 def class_of(kind: str, key: str) -> type:
-    registry = GATES.get(kind) or {"mixers": MIXERS, "ffns": FFNS, "residuals": RESIDUALS}[kind]
+    registry = GATES.get(kind) or {"mixers": MIXERS, "ffns": FFNS, "routers": ROUTERS, "residuals": RESIDUALS}[kind]
     cls: type = registry.get(key)
     return cls
 
@@ -123,7 +131,21 @@ def differs(one: dict[str, Any], other: dict[str, Any]) -> bool:
             torch.manual_seed(1)
             redraw(lm)
             outputs.append(lm(tokens))
-    return not torch.equal(outputs[0], outputs[1])
+    return not torch.equal(outputs[0], outputs[1]) or _route_differently(models[0], models[1], tokens)
+
+
+def _route_differently(one: Stack, other: Stack, tokens: Tensor) -> bool:
+    """Whether routers add another loss, or are moved otherwise by what they see."""
+    after = []
+    for lm in (one, other):
+        routers = [module for module in lm.modules() if isinstance(module, Router)]
+        if not routers:
+            return False
+        loss, parts = lm.loss(tokens)
+        for router in routers:
+            router.update(parts[f"router/{router.layer}"])
+        after.append([loss.detach(), *(buffer for router in routers for buffer in router.buffers())])
+    return any(not torch.equal(a, b) for a, b in zip(*after, strict=True))
 
 
 @contract

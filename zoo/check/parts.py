@@ -1,4 +1,4 @@
-"""What any part owes, gate, mixer or FFN: a constructor whose options a recipe can say, and a docstring."""
+"""What any part owes, gate, mixer, FFN or router: a constructor whose options a recipe can say, and a docstring."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def dead_rows(t: Trial, grads: Mapping[str, Tensor | None]) -> None:
     for name, grad in grads.items():
         if grad is None:
             t.breaks(f"{name} has no gradient", "a gradient in every row")
-        dead = (grad == 0).flatten(1).all(1) if grad.ndim > 1 else grad == 0
+        dead = (grad == 0).all(-1).flatten() if grad.ndim > 1 else grad == 0
         rows = dead.nonzero().flatten().tolist()
         t.hold(not rows, f"{name} of shape {list(grad.shape)} has no gradient in {rows}", "a gradient in every row")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.check import cases, ffns, forcing, gates, learning, options, parts, residuals, stacks
+from zoo.check import cases, ffns, forcing, gates, learning, options, parts, residuals, routers, stacks
 from zoo.check.contract import Contract, Trial, contract
 from zoo.check.parts import Part
 from zoo.registry import MIXERS
@@ -63,14 +63,20 @@ ALONE, STACK, RECIPE = "alone", "in a stack", "in a recipe"
 
 def plan(kind: str, key: str) -> Iterator[Step]:
     """All that a registered part owes, each step worked out when it is asked for; `kind` is a gate's (decay, ...),
-    mixers, ffns or residuals. Broken, behind the step `options`, where the options tell nothing to try."""
-    known = {"mixers": mixer_plan, "ffns": ffn_plan, "residuals": residual_plan}
-    return known[kind](key) if kind in known else gate_plan(kind, key)
+    mixers, ffns, residuals or routers. Broken, behind the step `options`, where the options tell nothing to try."""
+    plans = {"mixers": mixer_plan, "ffns": ffn_plan, "residuals": residual_plan, "routers": router_plan}
+    return plans[kind](key) if kind in plans else gate_plan(kind, key)
 
 
 def part_of(kind: str, key: str) -> Part:
     layer = ("the LayerContext",)
-    context = {"mixers": (*layer, "the gates"), "ffns": layer, "residuals": layer}.get(kind, ("the Slot",))
+    contexts = {
+        "mixers": (*layer, "the gates"),
+        "ffns": layer,
+        "residuals": layer,
+        "routers": (*layer, "n_experts", "top_k"),
+    }
+    context = contexts.get(kind, ("the Slot",))
     return Part(f"{kind}/{key}", options.class_of(kind, key), context)
 
 
@@ -111,6 +117,12 @@ def residual_plan(key: str) -> Iterator[Step]:
     yield from _steps(ALONE, residuals.CONTRACTS, residuals.variants(key))
     yield from option_steps("residuals", key)
     yield from _steps(STACK, residuals.IN_A_STACK, residuals.stacks_with(key))
+
+
+def router_plan(key: str) -> Iterator[Step]:
+    yield from _steps(ALONE, parts.CONTRACTS, [part_of("routers", key)])
+    yield from _steps(ALONE, routers.CONTRACTS, routers.variants(key))
+    yield from option_steps("routers", key)
 
 
 def _steps(section: str, contracts: Sequence[Contract[Any]], tried: Sequence[Any]) -> Iterator[Step]:

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zoo.check import cases, ffns, forcing, gates, learning, options, parts, residuals, stacks
+from zoo.check import cases, ffns, forcing, gates, learning, options, parts, residuals, routers, stacks
 from zoo.check.contract import Broken, Contract, NotApplicable, check_exemptions, exemption
 from zoo.check.plan import Step, plan
-from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, RecipeError, Registry, did_you_mean
+from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, ROUTERS, RecipeError, Registry, did_you_mean
 from zoo.user_code import import_user_file, resolve_import
 
-REGISTRIES: dict[str, Registry] = {**GATES, "mixers": MIXERS, "ffns": FFNS, "residuals": RESIDUALS}
+REGISTRIES: dict[str, Registry] = {
+    **GATES,
+    "mixers": MIXERS,
+    "ffns": FFNS,
+    "residuals": RESIDUALS,
+    "routers": ROUTERS,
+}
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -51,7 +57,7 @@ def find(path: str) -> list[tuple[str, str]]:
     if not found:
         cls = next(iter(_classes(module)), None)
         raise RecipeError(
-            f"{name}: registers no gate, mixer, ffn or residual form: put @register('my_key') above the class"
+            f"{name}: registers no gate, mixer, ffn, residual form or router: put @register('my_key') above the class"
             if cls is None
             else f"{name}: registers nothing: {_how_to_register(cls)}"
         )
@@ -74,6 +80,7 @@ def check(kind: str, key: str) -> Iterator[Verdict]:
         *ffns.CONTRACTS,
         *residuals.CONTRACTS,
         residuals.a_post_gate_at_zero_silences_the_mixer,
+        *routers.CONTRACTS,
     ]
     check_exemptions(part, [*known, *options.CONTRACTS])
     steps = plan(kind, key)

@@ -28,6 +28,7 @@ SIZES = {
     "index_head_dim": 10,
     "index_topk": 4,
     "index_kpool": 3,
+    "vocab_size": 29,
     "branches": [
         {"name": "attention", "options": {"n_heads": 2, "head_dim": 8}},
         {"name": "gated_deltanet", "options": {"n_heads": 2, "head_dim": 8}, "gates": {"write": "sigmoid"}},
@@ -61,6 +62,15 @@ OTHER: dict[str, list[Any]] = {
     "n_selected": [3],
     "rank": [3, "full", "head_dim"],
     "norm": [{"zero_centered": True}, {"eps": 0.1}],
+    "expert": [{"name": "gpt_oss_glu"}],
+    "router": [{"name": "sigmoid"}],
+    "shared": [{"name": "situ_glu", "options": {"width": 12}}],
+    "latent_width": [10],
+    "limit": [0.5],
+    "load_balance": [0.1],
+    "z_loss": [0.1],
+    "n_groups": [4],
+    "top_groups": [2],
 }
 
 # What a default of None stands for, where it is one of the other values.
@@ -73,6 +83,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "join_rank": {"join": "concat"},
     "select_block": {"n_selected": 3},
     "n_selected": {"select_block": 16},
+    "shared_gate": {"shared": "swiglu"},
+    "latent_norm": {"latent_width": 10},
+    "top_groups": {"n_groups": 4},
 }
 
 

@@ -1,4 +1,4 @@
-"""zoo check PATH[:CLASS]: the contract suite for somebody's gate, mixer or FFN."""
+"""zoo check PATH[:CLASS]: the contract suite for somebody's gate, mixer, FFN or router."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from zoo.check import Verdict
 
 DESCRIPTION = (
-    "Tries every contract that the zoo's own gates, mixers and FFNs are held to, and explains the first that does not "
-    "hold. Exit code 0: all hold; 1: one does not; 2: there is nothing to check."
+    "Tries every contract that the zoo's own gates, mixers, FFNs and routers are held to, and explains the first that "
+    "does not hold. Exit code 0: all hold; 1: one does not; 2: there is nothing to check."
 )
 COUNTED = {"holds": "hold", "FAILS": "fail", "exempt": "exempt", "-": "not tried"}
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from zoo.ops._check import check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._experts_sorted import grouped, loop, refuse_grouped
+from zoo.ops._precision import full_precision
 
 Combine = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,7 +53,13 @@ def experts(
         check_shape("gate_up_bias", gate_up_bias, gate_up.shape[:2])
     if down_bias is not None:
         check_shape("down_bias", down_bias, down.shape[:2])
-    return _op(x, chosen, weights, gate_up, down, combine, gate_up_bias, down_bias, backend=backend)
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        lower = torch.get_autocast_dtype(x.device.type)  # as a projection would run
+        x, gate_up, down = x.to(lower), gate_up.to(lower), down.to(lower)
+    biases = (None if bias is None else bias.to(x.dtype) for bias in (gate_up_bias, down_bias))
+    with full_precision(x):
+        y: Tensor = _op(x, chosen, weights, gate_up, down, combine, *biases, backend=backend)
+    return y
 
 
 def _reference(

@@ -21,6 +21,7 @@ from zoo.stack import Stack
 from zoo.train._plain import construct, find_class, plain
 from zoo.train.nonfinite import NonFiniteError, explain
 from zoo.train.optim import build_optimizer, describe_groups
+from zoo.train.routing import PREFIX, Routing
 from zoo.train.say import say
 from zoo.train.sharding import shard
 from zoo.train.weights import check_fits, read_weights
@@ -81,7 +82,8 @@ class LanguageModule(lightning.LightningModule):
         self.val_metrics = _metrics()
         self.test_metrics = _metrics()
         self._window: list[Mapping[str, Any]] = []
-        self._sums: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._routing = Routing()
 
     def configure_model(self) -> None:
         """Builds the stack on the strategy's device, or sharded over its mesh; a second call changes nothing."""
@@ -114,19 +116,25 @@ class LanguageModule(lightning.LightningModule):
         moved = super().transfer_batch_to_device(batch, device, dataloader_idx)
         return moved if cu_seqlens is None else {**moved, "cu_seqlens": cu_seqlens}
 
-    def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """What to descend per target; the sum of the cross-entropies, detached; the number of targets."""
+    def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """What to descend per target, and its parts as `Stack.loss` gives them."""
         layout = {name: batch.get(name) for name in ("labels", "cu_seqlens", "attention_mask")}
         loss, parts = self.stack.loss(batch["tokens"], **layout)
-        n_targets = parts["n_targets"]
-        return loss, parts["cross_entropy"] * n_targets, n_targets
+        return loss, parts
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        loss, total, n_targets = self._loss(batch)
-        sums = torch.stack((total.float(), n_targets.float()))
-        self._sums = sums if self._sums is None else self._sums + sums
+        loss, parts = self._loss(batch)
+        self._routing.add(parts)
+        n_targets = parts.pop("n_targets")
+        sums = {name: part * n_targets for name, part in parts.items() if not name.startswith(PREFIX)}
+        for name, part in {"n_targets": n_targets, **sums}.items():
+            self._sums[name] = self._sums[name] + part if name in self._sums else part
         self._window.append(batch)
         return loss * n_targets / UNIT
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self._routing.update(self.stack)
 
     def configure_gradient_clipping(
         self,
@@ -139,10 +147,14 @@ class LanguageModule(lightning.LightningModule):
         grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         norm = getattr(norm, "full_tensor", lambda: norm)()
-        sums = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
-        total, n_targets, raw_norm = torch.stack((*sums, norm.float())).tolist()
+        total = partial(self.trainer.strategy.reduce, reduce_op="sum")
+        self._routing.reduce(total)
+        sums = total(torch.stack([part.float() for part in self._sums.values()]))
+        loads = self._routing.numbers()
+        n_targets, raw_loss, *rest = torch.stack((*sums, norm.float(), *loads.values())).tolist()
+        *added, raw_norm = rest[: len(sums) - 1]
         scale = UNIT * self.trainer.accumulate_grad_batches * self._data_parallel_size() / max(1.0, n_targets)
-        loss, grad_norm = total / max(1.0, n_targets), raw_norm * scale
+        loss, grad_norm = raw_loss / max(1.0, n_targets), raw_norm * scale
         self._check_finite(loss, grad_norm)
         clip = gradient_clip_val or 0.0
         by_norm = gradient_clip_algorithm != "value"
@@ -152,8 +164,13 @@ class LanguageModule(lightning.LightningModule):
             torch._foreach_mul_([grad for grad in grads if grad.dtype == dtype], scale)
         if clip > 0 and not by_norm:
             nn.utils.clip_grad_value_(self.parameters(), clip)
-        self._window, self._sums = [], None
+        names = list(self._sums)[2:]  # behind the targets and the cross-entropy what was added to it
+        self._window, self._sums = [], {}
         self.log("train/loss", loss, prog_bar=True)
+        for name, value in zip(names, added, strict=True):
+            self.log(f"train/{name}", value / max(1.0, n_targets))
+        for name, value in zip(loads, rest[len(sums) - 1 :], strict=True):
+            self.log(name, value)
         self.log("grad_norm", grad_norm)
         self.log("lr", optimizer.param_groups[0]["lr"])
 
@@ -174,7 +191,9 @@ class LanguageModule(lightning.LightningModule):
         return self.trainer.world_size if mesh is None else int(mesh["data_parallel"].size())
 
     def _measure(self, batch: Mapping[str, Any], metrics: nn.ModuleDict, stage: str) -> None:
-        _, total, n_targets = self._loss(batch)
+        _, parts = self._loss(batch)
+        n_targets = parts["n_targets"]
+        total = parts["cross_entropy"] * n_targets
         for name, metric in metrics.items():
             assert isinstance(metric, Loss)
             if name == "bpb" and "n_bytes" not in batch:
