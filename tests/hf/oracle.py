@@ -55,9 +55,7 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     model_type = case.pop("model_type")
     config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **case})
-    model = prepare(
-        WithHead(config) if model_type == "glm5_next_text" else transformers.AutoModelForCausalLM.from_config(config)
-    )
+    model = prepare(make(config))
     redraw(model)
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     model.save_pretrained(folder / "released")
@@ -91,6 +89,14 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
+def make(config: Any) -> Any:
+    import transformers
+
+    if config.model_type == "glm5_next_text":
+        return WithHead(config)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
 def harmful(model: Any, tokens: Any, logits: Any) -> list[str]:
     """Of the keys that zoo takes at any value those which move the logits."""
     import transformers
@@ -103,10 +109,12 @@ def harmful(model: Any, tokens: Any, logits: Any) -> list[str]:
             changed = transformers.AutoConfig.for_model(**{**config, key: another(config[key])})
         except (TypeError, ValueError):
             continue  # refused there
-        other = prepare(transformers.AutoModelForCausalLM.from_config(changed))
-        other.load_state_dict(model.state_dict())
+        other = prepare(make(changed))
+        state = {name: each for name, each in model.state_dict().items() if not re.fullmatch(DERIVED, name)}
+        other.load_state_dict(state, strict=False)
         with torch.no_grad():
-            if not torch.equal(other(input_ids=tokens, use_cache=False).logits, logits):
+            # but for rounding: MiniMax's block_size is the order of its sums
+            if not torch.allclose(other(input_ids=tokens, use_cache=False).logits, logits, atol=1e-4):
                 found.append(key)
     return found
 

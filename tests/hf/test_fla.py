@@ -19,6 +19,7 @@ from zoo.hf.recipes import to_stack
 from zoo.registry import RecipeError
 
 every_case = pytest.mark.parametrize("name", FLA_CASES)
+pytestmark = pytest.mark.slow
 
 
 @every_case
