@@ -111,6 +111,8 @@ CASES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
     },
 }
+FIRST = {case["model_type"]: name for name, case in reversed(CASES.items())}.values()
+"""One case of every family, for what is asked of a family once."""
 BATCH, LENGTH, PREFILL = 2, 70, 63
 
 

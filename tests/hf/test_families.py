@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.hf.cases import CASES, PREFILL, another
+from tests.hf.cases import CASES, FIRST, PREFILL, another
 from tests.hf.conftest import Answered
 from zoo.hf.bound import bind_model
 from zoo.hf.configuration import HARMLESS, REQUIRED
@@ -143,6 +143,6 @@ def ignored_keys(case: Answered) -> set[str]:
     return ignored
 
 
-@every_case
+@pytest.mark.parametrize("name", FIRST)
 def test_what_is_called_harmless_moves_no_logit(answered: dict[str, Answered], name: str) -> None:
     assert answered[name].answer["harmful"] == []
