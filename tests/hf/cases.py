@@ -300,6 +300,8 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_lower_bound": None,
     },
 }
+FIRST = {case["model_type"]: name for name, case in reversed(CASES.items())}.values()
+"""One case of every family, for what is asked of a family once."""
 # fla's own classes: without fusions, which are kernels
 PLAIN = {"fuse_swiglu": False, "fuse_cross_entropy": False, "num_hidden_layers": 2, "norm_eps": 1e-4}
 FLA_CASES: dict[str, dict[str, Any]] = {

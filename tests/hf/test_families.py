@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.hf.cases import CASES, DERIVED, FLA_CASES, PREFILL, another
+from tests.hf.cases import CASES, DERIVED, FIRST, FLA_CASES, PREFILL, another
 from tests.hf.conftest import Answered
 from zoo.hf.bound import bind_model
 from zoo.hf.configuration import HARMLESS, REQUIRED
@@ -147,6 +147,6 @@ def ignored_keys(case: Answered) -> set[str]:
     return ignored
 
 
-@every_case
+@pytest.mark.parametrize("name", FIRST)
 def test_what_is_called_harmless_moves_no_logit(answered: dict[str, Answered], name: str) -> None:
     assert answered[name].answer["harmful"] == []
