@@ -300,11 +300,61 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_lower_bound": None,
     },
 }
+FIRST = {case["model_type"]: name for name, case in reversed(CASES.items())}.values()
+"""One case of every family, for what is asked of a family once."""
+# fla's own classes: without fusions, which are kernels
+PLAIN = {"fuse_swiglu": False, "fuse_cross_entropy": False, "num_hidden_layers": 2, "norm_eps": 1e-4}
+FLA_CASES: dict[str, dict[str, Any]] = {
+    "fla_gated_deltanet": {
+        "model_type": "gated_deltanet",
+        **PLAIN,
+        "fuse_norm": False,
+        "num_heads": 2,
+        "num_v_heads": 4,
+        "head_dim": 8,
+        "expand_v": 1.5,
+        "conv_size": 3,
+        "output_gate_activation": "sigmoid",
+    },
+    "fla_kda": {"model_type": "kda", **PLAIN, "fuse_norm": False, "num_heads": 2, "head_dim": 8, "expand_v": 1.5},
+    "fla_kda_bounded": {
+        "model_type": "kda",
+        **PLAIN,
+        "fuse_norm": False,
+        "num_heads": 3,
+        "head_dim": 8,
+        "safe_gate": True,
+        "lower_bound": -4.0,
+    },
+    "fla_gla": {"model_type": "gla", **PLAIN, "num_heads": 2, "expand_v": 1.5},
+    "fla_retnet": {"model_type": "retnet", **PLAIN, "num_heads": 4},
+    "fla_mamba2": {
+        "model_type": "mamba2",
+        "fuse_cross_entropy": False,
+        "num_hidden_layers": 2,
+        "norm_eps": 1e-4,
+        "fuse_norm": False,
+        "head_dim": 8,
+        "state_size": 6,
+        "expand": 3,
+        "conv_kernel": 3,  # with several groups fla's own prefill and decoding differ without its kernels
+    },
+}
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""
 BATCH, LENGTH, PREFILL = 2, 70, 63
 
-import os  # DEV
 
-if os.environ.get("HF_ONLY"):  # DEV
-    CASES = {name: case for name, case in CASES.items() if name in os.environ["HF_ONLY"].split()}  # DEV
+def another(value: Any) -> Any:
+    """A value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return 2 * value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, list):
+        return [*value[1:], value[0]] if len(set(map(str, value))) > 1 else [*value, *value, 1]
+    if isinstance(value, dict):
+        return {**value, "factor": 3.0}
+    return 3

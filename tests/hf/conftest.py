@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import zoo
-from tests.hf.cases import CASES
+from tests.hf.cases import CASES, FLA_CASES
 from zoo.stack import Stack
 
 
@@ -41,12 +41,24 @@ class Answered:
 
 
 @pytest.fixture(scope="session")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answered]]:
+def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
-    folder = tmp_path_factory.mktemp("hf")
+    return ask("oracle.py", tmp_path_factory.mktemp("hf"), CASES)
+
+
+@pytest.fixture(scope="session")
+def answered_by_fla(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
+    for package in ("fla", "einops"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package}, the oracle or what it needs, is not installed")
+    return ask("fla_oracle.py", tmp_path_factory.mktemp("fla"), FLA_CASES)
+
+
+def ask(program: str, folder: Path, cases: Iterable[str]) -> dict[str, Answered]:
+    """What the program says of the cases, before and after our export."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("oracle.py")), str(folder)]
+    command = [sys.executable, str(Path(__file__).with_name(program)), str(folder)]
     with (
         open(folder / "stderr", "w+") as errors,
         subprocess.Popen(
@@ -57,7 +69,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ans
         assert oracle.stdin is not None
         assert oracle.stdout.readline() == "answered\n", (folder / "stderr").read_text()
         answers = torch.load(folder / "answers.pt", weights_only=True)
-        found = {name: Answered(folder / name, answers[name], _exported(folder / name)) for name in CASES}
+        found = {name: Answered(folder / name, answers[name], _exported(folder / name)) for name in cases}
         oracle.stdin.write("\n")
         oracle.stdin.close()
         assert oracle.wait() == 0, (folder / "stderr").read_text()

@@ -23,12 +23,19 @@ import torch.nn.functional as F  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 import zoo  # noqa: E402
-from tests.hf.cases import BATCH, CASES, DERIVED, LENGTH, PREFILL, SHAPE  # noqa: E402
+from tests.hf.cases import BATCH, CASES, DERIVED, FIRST, LENGTH, PREFILL, SHAPE, another  # noqa: E402
+from zoo.hf.configuration import HARMLESS  # noqa: E402
+from zoo.hf.family import family_of  # noqa: E402
+
+UNTRIED = frozenset(
+    ("architectures", "dtype", "id2label", "label2id", "model_type", "output_router_logits", "return_dict")
+)
+"""Names, and forms of the answer."""
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    answers = {name: answer(dict(case), folder / name) for name, case in CASES.items()}
+    answers = {name: answer(name, dict(case), folder / name) for name, case in CASES.items()}
     torch.save(answers, folder / "answers.pt")
     sys.stdout.write("answered\n")
     sys.stdout.flush()
@@ -42,21 +49,23 @@ def main(folder: Path) -> None:
     torch.save(reloaded, folder / "reloaded.pt")
 
 
-def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+def answer(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     import transformers
 
     torch.manual_seed(0)
     model_type = case.pop("model_type")
     config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **case})
-    model = prepare(
-        WithHead(config) if model_type == "glm5_next_text" else transformers.AutoModelForCausalLM.from_config(config)
-    )
+    model = prepare(make(config))
     redraw(model)
     tokens = torch.randint(SHAPE["vocab_size"], (BATCH, LENGTH))
     model.save_pretrained(folder / "released")
 
-    instance = zoo.from_hf(model)(tokens).detach()
+    try:
+        instance = zoo.from_hf(model)(tokens).detach()
+    except Exception:  # noqa: BLE001 (told by the test of that case)
+        instance = traceback.format_exc()
     logits, gradients = run(model, tokens)
+    moving = harmful(model, tokens, logits) if name in FIRST else []
     other = torch.cat(((tokens[:, :1] + 1) % model.config.vocab_size, tokens[:, 1:]), dim=1)
     with torch.no_grad():
         moved = (model(input_ids=other, use_cache=False).logits - logits)[:, -1].abs().max()
@@ -64,7 +73,7 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         embeddings = model.get_input_embeddings().weight
         embeddings.mul_(1 + 1e-7 * torch.randn_like(embeddings))
     shaken, shaken_gradients = run(model, tokens)
-    noise = {name: (shaken_gradients[name] - gradient).abs() for name, gradient in gradients.items()}
+    noise = {key: (shaken_gradients[key] - gradient).abs() for key, gradient in gradients.items()}
     for kind, tensors in (("gradients", gradients), ("noise", noise)):
         model.save_pretrained(folder / kind, state_dict=tensors)  # which empties the mapping
     return {
@@ -76,7 +85,38 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "keys": sorted({*config.to_dict(), *type(config).attribute_map}),
         "default": type(config)().to_json_string(use_diff=False),
         "instance": instance,
+        "harmful": moving,
     }
+
+
+def make(config: Any) -> Any:
+    import transformers
+
+    if config.model_type == "glm5_next_text":
+        return WithHead(config)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def harmful(model: Any, tokens: Any, logits: Any) -> list[str]:
+    """Of the keys that zoo takes at any value those which move the logits."""
+    import transformers
+
+    config = model.config.to_dict()
+    keys = (HARMLESS | family_of(model.config.model_type, "").harmless) & config.keys() - UNTRIED
+    found = []
+    for key in sorted(keys):
+        try:
+            changed = transformers.AutoConfig.for_model(**{**config, key: another(config[key])})
+        except (TypeError, ValueError):
+            continue  # refused there
+        other = prepare(make(changed))
+        state = {name: each for name, each in model.state_dict().items() if not re.fullmatch(DERIVED, name)}
+        other.load_state_dict(state, strict=False)
+        with torch.no_grad():
+            # but for rounding: MiniMax's block_size is the order of its sums
+            if not torch.allclose(other(input_ids=tokens, use_cache=False).logits, logits, atol=1e-4):
+                found.append(key)
+    return found
 
 
 def prepare(model: Any) -> Any:
@@ -148,7 +188,7 @@ class WithHead(torch.nn.Module):
         head = {"lm_head.weight": tensors.pop("lm_head.weight").contiguous()}
         own = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         self.model.save_pretrained(folder, state_dict=own)
-        file = folder / "model.safetensors"
+        file = Path(folder) / "model.safetensors"
         inner = {f"model.{name}": tensor for name, tensor in load_file(file).items()}
         save_file(head | inner, file, metadata={"format": "pt"})
 
@@ -159,7 +199,8 @@ class WithHead(torch.nn.Module):
         model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
         assert set(report.pop("unexpected_keys")) == {"lm_head.weight"}
         whole = cls(model.config, model)
-        whole.lm_head.weight.data = load_file(folder / "model.safetensors")["lm_head.weight"]
+        files = [load_file(file) for file in folder.glob("*.safetensors")]
+        (whole.lm_head.weight.data,) = (file["lm_head.weight"] for file in files if "lm_head.weight" in file)
         return whole, report
 
 

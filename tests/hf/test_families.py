@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.hf.cases import CASES, DERIVED, PREFILL
+from tests.hf.cases import CASES, DERIVED, FIRST, FLA_CASES, PREFILL, another
 from tests.hf.conftest import Answered
 from zoo.hf.bound import bind_model
 from zoo.hf.configuration import HARMLESS, REQUIRED
@@ -33,7 +33,8 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def test_every_family_has_a_case() -> None:
-    assert set(families()) == {family_of(case["model_type"], name).model_type for name, case in CASES.items()}
+    cases = (CASES | FLA_CASES).items()
+    assert set(families()) == {family_of(case["model_type"], name).model_type for name, case in cases}
 
 
 def test_every_family_is_documented() -> None:
@@ -113,6 +114,7 @@ def test_transformers_loads_the_export(answered: dict[str, Answered], name: str)
 @torch.no_grad()
 def test_a_model_of_transformers_is_read_like_its_files(answered: dict[str, Answered], name: str) -> None:
     case = answered[name]
+    assert isinstance(case.answer["instance"], Tensor), case.answer["instance"]
     assert torch.equal(case.answer["instance"], case.model(case.answer["tokens"]))
 
 
@@ -145,16 +147,6 @@ def ignored_keys(case: Answered) -> set[str]:
     return ignored
 
 
-def another(value: Any) -> Any:
-    """A value of the same kind."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, (int, float)):
-        return 2 * value + 1
-    if isinstance(value, str):
-        return f"{value}x"
-    if isinstance(value, list):
-        return [*value[1:], value[0]] if len(set(map(str, value))) > 1 else [*value, *value, 1]
-    if isinstance(value, dict):
-        return {**value, "factor": 3.0}
-    return 3
+@pytest.mark.parametrize("name", FIRST)
+def test_what_is_called_harmless_moves_no_logit(answered: dict[str, Answered], name: str) -> None:
+    assert answered[name].answer["harmful"] == []

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import zoo
+from tests.hf.folders import QWEN3_NEXT as TINY
+from tests.hf.folders import logits, write
+from zoo.hf import import_folder
 from zoo.hf.bound import bind_model
 from zoo.hf.recipes import to_config, to_stack
+from zoo.registry import RecipeError
 
 KIMI: dict[str, Any] = {
     "architectures": ["KimiLinearForCausalLM"],
@@ -112,3 +120,23 @@ def test_the_layers_of_kimi_linear() -> None:
     assert len(read.stack["first"]) + len(read.stack["pattern"]) + len(read.stack["last"]) <= 7
     names = [rule.hf for rule in bind_model(read.family, read.config, read.kinds, zoo.load(read.stack, device="meta"))]
     assert len(set(names)) == len(names)
+
+
+def test_the_text_model_of_one_that_sees(tmp_path: Path) -> None:
+    """Its names lie deeper, its configuration within; the eyes and the extra prediction are left out, and told."""
+    text = {key: value for key, value in TINY.items() if not key.startswith(("moe_", "mlp_", "num_exp", "shared_"))}
+    text["model_type"] = "qwen3_5_text"
+    folder = write(tmp_path / "hf", text)
+    want = logits(zoo.from_hf(folder))
+    path = folder / "model.safetensors"
+    deeper = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in load_file(path).items()}
+    beside = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(3), "mtp.fc.weight": torch.ones(2, 2)}
+    save_file({**deeper, **beside}, path, metadata={"format": "pt"})
+    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 1}, "image_token_id": 5}
+    (folder / "config.json").write_text(json.dumps(config))
+    imported = import_folder(folder)
+    assert torch.equal(logits(imported.lm), want)
+    assert sorted(imported.skipped) == sorted(beside)
+    (folder / "config.json").write_text(json.dumps({**config, "something": 1}))
+    with pytest.raises(RecipeError, match="something is 1, which zoo does not understand"):
+        import_folder(folder)

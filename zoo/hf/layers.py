@@ -53,7 +53,7 @@ class LayerTypes(Layers):
         return [self.kinds[each] for each in types if each in self.kinds]
 
     def write(self, kinds: Sequence[str], out: Written) -> None:
-        types = {kind: name for name, kind in reversed(self.kinds.items())}  # of several names the first
+        types = {kind: name for name, kind in reversed(list(self.kinds.items()))}  # of several names the first
         out.set(COUNT, len(kinds))
         out.set(self.key, [types[kind] for kind in kinds])
 

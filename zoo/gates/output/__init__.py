@@ -39,17 +39,24 @@ class ProjectedOutput(OutputGate):
     a channel of all heads alike (head_shared, [B,T,1,E]).
 
     `head_shared` is the paper's: every head's scores are computed and then averaged over the heads, so it has as many
-    parameters as elementwise (Qiu et al. 2025, §3.2.1). W_g is full, or goes through a bottleneck (`rank`).
+    parameters as elementwise (Qiu et al. 2025, §3.2.1). W_g is full, or goes through a bottleneck (`rank`); with a
+    `bias` it is W_g x + b, as in fla's KDA.
     """
 
     def __init__(
-        self, slot: Slot, *, granularity: Granularity = "elementwise", rank: Rank = "full", additive: bool = False
+        self,
+        slot: Slot,
+        *,
+        granularity: Granularity = "elementwise",
+        rank: Rank = "full",
+        additive: bool = False,
+        bias: bool = False,
     ):
         super().__init__()
         self.additive = additive
         self.shared = granularity == "head_shared"
         self.shape = (slot.n_heads, 1 if granularity == "headwise" else slot.head_dim)
-        self.g_proj = projection(slot.d_in, self.shape[0] * self.shape[1], rank, slot.head_dim)
+        self.g_proj = projection(slot.d_in, self.shape[0] * self.shape[1], rank, slot.head_dim, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

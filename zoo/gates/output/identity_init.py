@@ -23,6 +23,8 @@ class IdentityInitOutput(ProjectedOutput):
         last = self.g_proj.b if isinstance(self.g_proj, LowRank) else self.g_proj
         assert isinstance(last, nn.Linear)
         last.weight.zero_()
+        if last.bias is not None:
+            last.bias.zero_()
 
     def activate(self, z: Tensor) -> Tensor:
         # 2σ(2z) - 1 = tanh(z): the same gate, around 0 instead of around 1

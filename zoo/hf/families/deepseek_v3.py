@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zoo.hf.configuration import REQUIRED
+from zoo.hf.configuration import REQUIRED, Nullable
 from zoo.hf.families._latent import LatentRope, LogitScale, latent_attention, latent_tensors
 from zoo.hf.families._llama import DENSE, NORMS
 from zoo.hf.families._mixture import Shared, expert_tensors, mixture, shared_tensors, sigmoid_router
 from zoo.hf.family import Family, Kind
 from zoo.hf.layers import Uniform, WithFFN, with_ffns
-from zoo.hf.template import Inexpressible, Written
+from zoo.hf.template import Inexpressible, Key, Written
 from zoo.hf.tensors import rule
 
 
@@ -22,7 +22,14 @@ def _write_dense(dense: Sequence[bool], out: Written) -> None:
 
 
 _MLA = Kind(
-    {"mixer": latent_attention(rope=LatentRope(interleave="rope_interleave"), logit_scale=LogitScale())},
+    {
+        "mixer": latent_attention(
+            # transformers takes a head_dim that is there for the rotated width
+            qk_rope_head_dim=Key("qk_rope_head_dim", "head_dim"),
+            rope=LatentRope(interleave="rope_interleave"),
+            logit_scale=LogitScale(),
+        )
+    },
     [*latent_tensors("self_attn."), *NORMS],
 )
 _MOE = Kind(
@@ -57,8 +64,9 @@ FAMILY = Family(
         "n_routed_experts": 256,
         "routed_scaling_factor": 2.5,
         "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
+        "q_lora_rank": Nullable(1536),
         "qk_rope_head_dim": 64,
+        "head_dim": lambda config: config["qk_rope_head_dim"],
         "v_head_dim": 128,
         "qk_nope_head_dim": 128,
         "n_group": 8,
@@ -81,7 +89,7 @@ FAMILY = Family(
         "topk_method": (None, "noaux_tc"),
         "moe_layer_freq": (None, 1),
     },
-    harmless=frozenset(["head_dim", "qk_head_dim", "num_nextn_predict_layers", "aux_loss_alpha", "seq_aux", "ep_size"]),
+    harmless=frozenset(["qk_head_dim", "num_nextn_predict_layers", "aux_loss_alpha", "seq_aux", "ep_size"]),
     skipped=(r"model\.layers\.{n}\..*",),
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 )

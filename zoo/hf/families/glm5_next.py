@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo.hf.configuration import REQUIRED, Config
+from zoo.hf.configuration import REQUIRED, Config, Nullable
 from zoo.hf.families._kda import Decay, kda, kda_tensors
 from zoo.hf.families._latent import latent_tensors
 from zoo.hf.families._llama import DENSE, NORMS
@@ -176,7 +176,7 @@ FAMILY = Family(
         "linear_head_dim": 128,
         "linear_num_heads": 64,
         "linear_conv_kernel_dim": 4,
-        "linear_lower_bound": -5.0,
+        "linear_lower_bound": Nullable(-5.0),
         "hc_mult": 4,
         "hc_eps": 1e-6,
         "hc_sinkhorn_iters": 20,

@@ -20,7 +20,7 @@ def _scaled(name: str) -> dict[str, Any]:
 
 
 def _layer_types(config: Config) -> list[str]:
-    return ["full_attention" if n % 2 else "linear_attention" for n in range(config["num_hidden_layers"])]
+    return ["linear_attention" if n % 2 else "full_attention" for n in range(config["num_hidden_layers"])]
 
 
 _LIGHTNING = {
