@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from tests.train import toy
 from tests.train.test_distributed import assert_close, run, state
 from tests.train.test_module import rows
+from zoo.train import Checkpoints, ExpertLoads, default_callbacks
 
 ROUTERS = {
     "bias": {"name": "sigmoid", "options": {"update_rate": 0.01}},
@@ -66,6 +68,34 @@ def test_a_resumed_run_routes_as_one_that_was_not_stopped(tmp_path: Path, router
     )
     for (name, one), other in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
+
+
+def experts(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "experts.csv").read_text().splitlines()))
+
+
+def test_the_tokens_of_every_expert(tmp_path: Path) -> None:
+    """In every second step and the last, micro-batches together; a resumed run goes on with the file."""
+    given = {"stack": stack("softmax"), "accumulate_grad_batches": 2, "max_steps": 4}
+
+    def callbacks() -> list[Any]:
+        return default_callbacks([Checkpoints(every_n_steps=2, keep=10), ExpertLoads(every_n_steps=2)])
+
+    toy.fit(tmp_path / "whole", callbacks=callbacks(), **given)
+    found = experts(tmp_path / "whole")
+    assert [(row["step"], row["expert"]) for row in found] == [(s, str(e)) for s in "023" for e in range(6)]
+    assert {row["layer"] for row in found} == {"1"}
+    batch = toy.ToyData(n=4, n_val=0).train[0]["tokens"]
+    assert sum(int(row["tokens"]) for row in found[:6]) == 2 * 2 * batch.numel(), "2 batches, 2 experts a token"
+    assert sum(float(row["load"]) for row in found[:6]) == pytest.approx(6)
+    folder, checkpoint = tmp_path / "rest", tmp_path / "whole" / "checkpoints" / "step=2.ckpt"
+    toy.fit(folder, checkpoint, callbacks=callbacks(), **given)
+    assert experts(folder) == found[6:]
+
+
+def test_a_dense_stack_has_no_such_file(tmp_path: Path) -> None:
+    toy.fit(tmp_path, max_steps=1)
+    assert not (tmp_path / "experts.csv").exists()
 
 
 def test_loads_and_losses_are_logged(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 LanguageModule                                        the module
 MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimizer` and `lr_scheduler`
-Checkpoints, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit; `default_callbacks` adds them
+Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit, by `default_callbacks`
 GateStatistics                                        a callback for who wants it: what every gate does, gates.csv
 MetricsCSV                                            the default logger
 check_run_folder, find_checkpoint, quiet              for the command line
@@ -10,6 +10,7 @@ check_run_folder, find_checkpoint, quiet              for the command line
 
 from zoo.train.callbacks import default_callbacks
 from zoo.train.checkpoints import Checkpoints, RandomState
+from zoo.train.expert_loads import ExpertLoads
 from zoo.train.gate_statistics import GateStatistics
 from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.module import LanguageModule
@@ -25,6 +26,7 @@ from zoo.train.weights import check_fits, find_checkpoint, read_weights
 
 __all__ = [
     "Checkpoints",
+    "ExpertLoads",
     "GateStatistics",
     "LanguageModule",
     "MetricsCSV",

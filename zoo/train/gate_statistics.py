@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from zoo.metrics.gates import CLASSES, COLUMNS, GateReader, Row, token_classes, whitespace_ids
 from zoo.registry import RecipeError, did_you_mean
+from zoo.train.step_rows import StepRows
 
 FILE = "gates.csv"
 
@@ -45,7 +43,7 @@ class GateStatistics(Callback):
         self.every_n_steps = every_n_steps
         self.token_classes = tuple(token_classes)
         self._whitespace: torch.Tensor | None = None
-        self._file: _GatesCSV | None = None
+        self._file: StepRows | None = None
         self._step = 0
         self._reader: GateReader | None = None
         self._hooks = ExitStack()
@@ -69,7 +67,7 @@ class GateStatistics(Callback):
         step = trainer.global_step
         if self._file is None:
             # not in on_train_start, where it may yet turn out that the folder holds another run
-            self._file = _GatesCSV(Path(trainer.default_root_dir) / FILE)
+            self._file = StepRows(Path(trainer.default_root_dir) / FILE, COLUMNS)
             self._file.start(step)
         if step % self.every_n_steps and step + 1 != trainer.max_steps:
             return
@@ -115,35 +113,3 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
     if found:
         numbers["gates/dead_heads"] = sum(row["dead"] is not None for heads in found.values() for row in heads)
     return numbers
-
-
-class _GatesCSV:
-    """The rows of a run, in the order of their steps."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def start(self, step: int) -> None:
-        """Forgets the rows of `step` and later ones, which this run will write again, and one cut off by a crash."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        with new.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ("step", *COLUMNS), extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            if step and self.path.is_file():
-                with self.path.open(newline="", encoding="utf-8") as former:
-                    whole = (row for row in csv.DictReader(former) if None not in row.values())
-                    writer.writerows(row for row in whole if int(row["step"]) < step)
-        os.replace(new, self.path)
-
-    def append(self, step: int, rows: Sequence[Row]) -> None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([step, *(_text(row[column]) for column in COLUMNS)] for row in rows)
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())
-
-
-def _text(value: Any) -> Any:
-    """Numbers to the digits that float32 has."""
-    return f"{value:.7g}" if isinstance(value, float) else value

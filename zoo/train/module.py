@@ -86,7 +86,7 @@ class LanguageModule(lightning.LightningModule):
         self.accuracies = nn.ModuleDict()
         self._window: list[Mapping[str, Any]] = []
         self._sums: dict[str, Tensor] = {}
-        self._routing = Routing()
+        self.routing = Routing()
 
     def configure_model(self) -> None:
         """Builds the stack on the strategy's device, or sharded over its mesh; a second call changes nothing."""
@@ -127,7 +127,7 @@ class LanguageModule(lightning.LightningModule):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         loss, parts = self._loss(batch)
-        self._routing.add(parts)
+        self.routing.add(parts)
         n_targets = parts.pop("n_targets")
         sums = {name: part * n_targets for name, part in parts.items() if not name.startswith(PREFIX)}
         for name, part in {"n_targets": n_targets, **sums}.items():
@@ -137,7 +137,7 @@ class LanguageModule(lightning.LightningModule):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self._routing.update(self.stack)
+        self.routing.update(self.stack)
 
     def configure_gradient_clipping(
         self,
@@ -151,9 +151,9 @@ class LanguageModule(lightning.LightningModule):
         norm = torch.nn.utils.get_total_norm(grads)
         norm = getattr(norm, "full_tensor", lambda: norm)()
         total = partial(self.trainer.strategy.reduce, reduce_op="sum")
-        self._routing.reduce(total)
+        self.routing.reduce(total)
         sums = total(torch.stack([part.float() for part in self._sums.values()]))
-        loads = self._routing.numbers()
+        loads = self.routing.numbers()
         n_targets, raw_loss, *rest = torch.stack((*sums, norm.float(), *loads.values())).tolist()
         *added, raw_norm = rest[: len(sums) - 1]
         scale = UNIT * self.trainer.accumulate_grad_batches * self._data_parallel_size() / max(1.0, n_targets)

@@ -13,9 +13,11 @@ PREFIX = "router/"
 
 
 class Routing:
-    """The statistics of routers, summed over the micro-batches of a step and then over processes."""
+    """The statistics of routers, summed over the micro-batches of a step and then over processes. `loads`: of the last
+    step that was taken, by layer, the tokens [E] of each expert."""
 
     def __init__(self) -> None:
+        self.loads: dict[int, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
     def add(self, parts: Mapping[str, Tensor]) -> None:
@@ -42,7 +44,8 @@ class Routing:
         return found
 
     def update(self, model: nn.Module) -> None:
-        """Hands every router its statistics, and forgets them."""
+        """Hands every router its statistics, and keeps of them the loads."""
+        self.loads = {int(name.removeprefix(PREFIX)): seen[:, 0] for name, seen in self._sums.items()}
         for module in model.modules():
             if isinstance(module, Router) and (seen := self._sums.get(f"{PREFIX}{module.layer}")) is not None:
                 module.update(seen)
