@@ -34,7 +34,9 @@ def to_stack(data: Mapping[str, Any]) -> Read:
     """The stack of a config.json. RecipeError that lists every value which zoo does not understand."""
     family = family_of(data.get("model_type"), FILE)
     prepared = dict(data) if family.prepare is None else family.prepare(dict(data))
-    config = Config(gather_rope(rename(prepared, family.aliases)), family.defaults)
+    renamed = rename(prepared, family.aliases)
+    # a class with a `rope_theta` of its own reads that key and no other
+    config = Config(renamed if "rope_theta" in family.defaults else gather_rope(renamed), family.defaults)
     try:
         kinds = family.layers.read(config)
         stack = fill(family.stack, config)
