@@ -77,9 +77,9 @@ def test_no_value_of_the_configuration_is_ignored(answered_by_fla: dict[str, Ans
         ({"block_counts": 2}, "block_counts is 2 where block_size is 64: fla's kernels want 3 blocks or more"),
         ({"block_size": 31, "block_counts": 4}, "block_counts is 4 where block_size is 31"),
         ({"block_size": 16, "block_counts": 9}, "block_counts is 9 where block_size is 16"),
-        ({"window_size": None}, "window_size is null, where zoo needs a value"),
+        ({"window_size": None}, "window_size is None, where a int stands"),
         ({"window_size": 0}, "window_size is 0"),
-        ({"rope_theta": None}, "rope_theta is null, where zoo needs a value"),
+        ({"rope_theta": None}, "rope_theta is None, where a float stands"),
         ({"rope_parameters": {"rope_theta": 3.0}}, "rope_parameters is {'rope_theta': 3.0}, which zoo does not"),
     ],
 )

@@ -49,7 +49,7 @@ def _window(config: Config) -> int:
     window = Key("window_size").read(config)
     if window == 0:
         config.refuse("window_size", "0: fla then leaves the window out, and zoo has no NSA of two views")
-    return int(window or 0)
+    return int(window)
 
 
 FAMILY = Family(
