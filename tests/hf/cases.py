@@ -339,6 +339,30 @@ FLA_CASES: dict[str, dict[str, Any]] = {
         "expand": 3,
         "conv_kernel": 3,  # with several groups fla's own prefill and decoding differ without its kernels
     },
+    "fla_nsa": {
+        "model_type": "nsa",
+        **PLAIN,
+        "fuse_norm": False,
+        "num_heads": 32,
+        "num_kv_heads": 2,
+        "head_dim": 6,
+        "block_size": 8,
+        "block_counts": 4,
+        "window_size": 5,
+        "rope_theta": 500.0,
+    },
+    "fla_nsa_bias": {
+        "model_type": "nsa",
+        **PLAIN,
+        "fuse_norm": False,
+        "num_heads": 16,
+        "num_kv_heads": 1,
+        "head_dim": 4,
+        "qkv_bias": True,
+        "block_size": 16,
+        "block_counts": 3,
+        "window_size": 100,
+    },
 }
 DERIVED = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
 """Tensors of MiniMax's files that transformers makes of the configuration whether they are there or not."""

@@ -27,6 +27,7 @@ LAYERS = {
     "gla": "gla",
     "retnet": "multiscale_retention",
     "mamba2": "mamba2",
+    "nsa": "nsa",
 }
 CLASSES = {
     "gated_deltanet": "GatedDeltaNet",
@@ -34,6 +35,7 @@ CLASSES = {
     "gla": "GLA",
     "retnet": "RetNet",
     "mamba2": "Mamba2",
+    "nsa": "NSA",
 }
 
 

@@ -6,6 +6,7 @@ Decoding is held to their logits of the whole sequence, and gradients are held l
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -65,6 +66,26 @@ def test_fla_loads_the_export(answered_by_fla: dict[str, Answered], name: str) -
 def test_no_value_of_the_configuration_is_ignored(answered_by_fla: dict[str, Answered], model_type: str) -> None:
     cases = [name for name, case in FLA_CASES.items() if case["model_type"] == model_type]
     assert set.intersection(*(ignored_keys(answered_by_fla[name]) for name in cases)) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 8}, "num_kv_heads is 8 where num_heads is 64: fla's kernels want groups of 16, 32, 64"),
+        ({"num_heads": 96, "num_kv_heads": 2}, "num_kv_heads is 2 where num_heads is 96"),
+        ({"num_kv_heads": 0}, "num_kv_heads is 0 where num_heads is 64"),
+        ({"block_counts": 2}, "block_counts is 2 where block_size is 64: fla's kernels want 3 blocks or more"),
+        ({"block_size": 31, "block_counts": 4}, "block_counts is 4 where block_size is 31"),
+        ({"block_size": 16, "block_counts": 9}, "block_counts is 9 where block_size is 16"),
+        ({"window_size": None}, "window_size is None, where a int stands"),
+        ({"window_size": 0}, "window_size is 0"),
+        ({"rope_theta": None}, "rope_theta is None, where a float stands"),
+        ({"rope_parameters": {"rope_theta": 3.0}}, "rope_parameters is {'rope_theta': 3.0}, which zoo does not"),
+    ],
+)
+def test_sizes_of_nsa_that_fla_does_not_take(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        to_stack({"model_type": "nsa", **changes})
 
 
 def test_mamba2_of_transformers_is_told_from_that_of_fla() -> None:

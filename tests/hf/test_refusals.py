@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import zoo
 from tests.hf.folders import LLAMA, QWEN3_NEXT, edit_config, edit_tensors, logits, write
@@ -138,6 +140,56 @@ def test_shards(tmp_path: Path) -> None:
     assert "not beside it" in refusal(tmp_path / "shards")
     index.write_text("{}")
     assert "no index of shards" in refusal(tmp_path / "shards")
+    del data["weight_map"]["model.extra"], data["weight_map"]["model.norm.weight"]
+    index.write_text(json.dumps(data))
+    assert torch.equal(logits(zoo.from_hf(tmp_path / "shards")), logits(lm)), "a tensor that the index leaves out"
+    save_file({**load_file(index.parent / files[0]), "model.extra": torch.zeros(3)}, index.parent / files[0])
+    assert "unknown tensor model.extra [3]" in refusal(tmp_path / "shards")
+    (index.parent / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert torch.equal(logits(zoo.from_hf(tmp_path / "shards")), logits(lm)), "the one file rules, as in transformers"
+
+
+def test_a_value_within_a_value_of_the_wrong_kind() -> None:
+    for changes, message in (
+        ({**QWEN3_NEXT, "layer_types": [{}, []]}, "layer_types is '[]' for some layers"),
+        (
+            {"model_type": "deepseek_v4", "num_hidden_layers": 2, "compress_rates": 4},
+            "a value is of a kind that cannot",
+        ),
+        ({"model_type": "deepseek_v4", "num_hidden_layers": 2, "head_dim": "x"}, "a value is of a kind that cannot be"),
+    ):
+        with pytest.raises(RecipeError, match=re.escape(message)):
+            to_stack(changes)
+
+
+def test_what_a_model_that_sees_says_twice_must_agree() -> None:
+    text = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "tie_word_embeddings": False}
+    data = {"model_type": "qwen3_5", "tie_word_embeddings": True, "text_config": text, "dtype": "bfloat16"}
+    assert to_stack(data).stack["tie_embeddings"]
+    with pytest.raises(RecipeError, match="num_hidden_layers is 8, and within text_config 4"):
+        to_stack({**data, "num_hidden_layers": 8})
+
+
+def test_the_nearest_family_has_the_same_mixer(tmp_path: Path) -> None:
+    """A family with another mixer has one fault to tell, whatever else is different."""
+    read = to_stack(LLAMA).stack
+    changed = zoo.load(read, set=["blocks.attn.mixer.gates.output=identity_init"], device="meta")
+    with pytest.raises(RecipeError, match=r"the nearest is llama: blocks.attn.mixer.gates.output is 'identity_init'"):
+        zoo.to_hf(changed, tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"the nearest is nsa: blocks.nsa.mixer"):
+        zoo.to_hf(zoo.load("nsa/tiny", device="meta"), tmp_path / "out")
+
+
+def test_targets_that_cannot_be_folders(tmp_path: Path) -> None:
+    lm = zoo.from_hf(write(tmp_path / "hf", LLAMA))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    for target, message in (("file/a/b", "file is a file"), ("link", "a link to what is not there")):
+        with pytest.raises(RecipeError, match=message):
+            zoo.to_hf(lm, tmp_path / target)
+    with pytest.raises(RecipeError, match="/proc/nowhere: cannot be made"):
+        zoo.to_hf(lm, "/proc/nowhere")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "hf", "link"]
 
 
 def test_a_head_beside_a_tied_embedding_must_be_it(tmp_path: Path) -> None:
@@ -221,7 +273,7 @@ def test_a_stack_that_the_family_cannot_say(tmp_path: Path, changes: list[str], 
 
 @pytest.mark.parametrize(
     ("recipe", "model_type"),
-    [("transformer/tiny", "qwen3"), ("qwen3_next/tiny", "qwen3_5_text"), ("kimi_linear/tiny", "kimi_linear")],
+    [("transformer/tiny", "qwen3"), ("qwen3_next/tiny", "qwen3_5_moe_text"), ("kimi_linear/tiny", "kimi_linear")],
 )
 def test_shipped_recipes_find_their_family(recipe: str, model_type: str) -> None:
     """And come back as the same model."""

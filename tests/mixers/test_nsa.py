@@ -97,13 +97,13 @@ def test_formula(variant: str, rope: bool) -> None:
     assert_close(mix(part, x)[0], want, 1e-6 if rope else FORWARD[torch.float64])  # positions turn in float32
 
 
-@pytest.mark.parametrize("window", [5, 64])
-def test_the_simplified_form_is_fla(window: int) -> None:
+@pytest.mark.parametrize(("window", "bias"), [(5, False), (64, True)])
+def test_the_simplified_form_is_fla(window: int, bias: bool) -> None:
     """fla's operator on this mixer's queries, keys, values and gates; its window wants flash-attn, so it is ours."""
     torch.manual_seed(1)
     options = {"n_heads": 16, "n_kv_heads": 1, "head_dim": 8, "window": window, "compression": "mean"}
     options |= {"compress_block": 8, "compress_stride": 8, "select_block": 8, "n_selected": 5}
-    options |= {"shared_kv": True, "qk_norm": "none"}
+    options |= {"shared_kv": True, "qk_norm": "none", "bias": bias}
     part = zoo.load(recipe(Case("", "nsa", options, {"branch": "sigmoid"}))).layers[0].mixer
     redraw(part)
     x = torch.randn(2, 90, 24, requires_grad=True)

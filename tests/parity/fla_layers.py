@@ -140,11 +140,13 @@ def kernels() -> dict[str, Any]:
     from fla.ops.gla.naive import naive_recurrent_gla
     from fla.ops.kda.gate import naive_kda_gate, naive_kda_lowerbound_gate
     from fla.ops.kda.naive import naive_recurrent_kda
+    from fla.ops.nsa import naive as naive_nsa
     from fla.ops.retention.naive import naive_retention
     from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
     from fla.ops.rwkv7.fused_addcmul import torch_addcmul_rwkv7
     from fla.ops.rwkv7.fused_k_update import k_update_ref
     from fla.ops.rwkv7.gate_output_correction import gate_output_correction_ref
+    from torch.nn.functional import scaled_dot_product_attention
 
     def heads_first(*tensors: Any) -> list[Any]:
         return [tensor.transpose(1, 2) for tensor in tensors]
@@ -175,6 +177,19 @@ def kernels() -> dict[str, Any]:
             g = naive_kda_lowerbound_gate(g, A_log, dt_bias, lower_bound)
         return naive_recurrent_kda(l2norm(q), l2norm(k), v, g, beta.sigmoid())
 
+    def nsa(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        naive_nsa.mean_pooling = lambda x, size, cu_seqlens: torch.stack([y.mean(1) for y in x.split(size, 1)], 1)
+        naive_nsa.flash_attn_func = windowed
+        return naive_nsa.naive_nsa(q, k, v, **options)
+
+    def windowed(q: Any, k: Any, v: Any, causal: bool, window_size: tuple[int, int]) -> Any:
+        assert causal
+        time = torch.arange(q.shape[1])
+        back = time[:, None] - time
+        seen = (back >= 0) & (back <= window_size[0])
+        q, k, v = heads_first(q, k, v)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+
     def rwkv6(r: Any, k: Any, v: Any, w: Any, u: Any, scale: float, **unused: Any) -> Any:
         return naive_recurrent_rwkv6(*heads_first(r, k, v, w), u, scale=scale)[0].transpose(1, 2), None
 
@@ -194,6 +209,7 @@ def kernels() -> dict[str, Any]:
         "chunk_kda": kda,
         "chunk_rwkv6": rwkv6,
         "chunk_rwkv7": rwkv7,
+        "parallel_nsa": nsa,
         "token_shift": token_shift,
         "l2_norm": l2norm,
         "fused_addcmul_rwkv7": torch_addcmul_rwkv7,

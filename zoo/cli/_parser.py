@@ -34,6 +34,14 @@ class Parser(argparse.ArgumentParser):
         return known
 
 
+def seed(text: str) -> int:
+    """A seed that torch takes."""
+    value = int(text)
+    if not 0 <= value < 2**64:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2^64 - 1, found {value}")
+    return value
+
+
 def recipe_source(text: str) -> str:
     """A recipe given by name or path, or by a run's folder, whose recipe is its config.yaml."""
     config = Path(text) / "config.yaml"

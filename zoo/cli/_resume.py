@@ -49,7 +49,7 @@ def read_checkpoint(checkpoint: Path) -> dict[str, Any]:
     # a sharded checkpoint is a folder, and keeps what is no tensor in a file of its own
     file = checkpoint / "meta.pt" if checkpoint.is_dir() else checkpoint
     if not zipfile.is_zipfile(file):
-        raise RecipeError(f"--ckpt_path: '{file}' is no checkpoint")
+        raise RecipeError(f"'{file}' is no checkpoint")
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises whatever the bytes happen to mean

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from zoo.cli._parser import Parser
+from zoo.cli._parser import Parser, seed
 from zoo.cli._request import run_of
 from zoo.registry import RecipeError
 
@@ -25,7 +25,7 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token; default 0.8")
     parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="choose among the fewest whose probabilities reach P")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same text; default 0")
+    parser.add_argument("--seed", type=seed, default=0, help="the same seed, the same text; default 0")
     options = parser.read(args)
     _check(options.max_new_tokens >= 1, "--max-new-tokens", "at least 1", options.max_new_tokens)
     _check(options.temperature >= 0, "--temperature", "at least 0", options.temperature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zoo.cli._parser import Parser
+from zoo.cli._parser import Parser, seed
 
 
 def main(command: str, args: list[str]) -> int:
@@ -20,7 +20,7 @@ def main(command: str, args: list[str]) -> int:
     )
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
     parser.add_argument("--drop", action="store_true", help="drop weights that the changed stack has no place for")
-    parser.add_argument("--seed", type=int, default=0, help="for the start of what --set adds; default 0")
+    parser.add_argument("--seed", type=seed, default=0, help="for the start of what --set adds; default 0")
     options = parser.read(args)
 
     import torch

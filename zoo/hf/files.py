@@ -38,11 +38,11 @@ class Stored:
 
 def list_tensors(folder: Path) -> dict[str, Stored]:
     """What the safetensors files of a folder hold, by name. RecipeError for files that cannot be read, that are not
-    there, or that the index contradicts."""
-    if (folder / INDEX).is_file():
-        return _list_shards(folder)
+    there, or that the index contradicts. Of a folder with both it is the one file, as in transformers."""
     if (folder / SINGLE).is_file():
         return _list_file(folder / SINGLE)
+    if (folder / INDEX).is_file():
+        return _list_shards(folder)
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
         raise RecipeError(
@@ -64,7 +64,8 @@ def _list_shards(folder: Path) -> dict[str, Stored]:
         if file.parent != folder:
             raise RecipeError(f"{path}: names {file}, which is not beside it")
         own = _list_file(file)
-        found |= {name: stored for name, stored in own.items() if places.get(name) == file}
+        # what the index does not name is there all the same, and the family's to know or to refuse
+        found |= {name: stored for name, stored in own.items() if places.get(name, file) == file}
     absent = sorted(set(places) - set(found))
     if absent:
         raise RecipeError(f"{path}: names tensors that their shards lack: {', '.join(absent)}")
@@ -102,19 +103,27 @@ def read_tensors(names: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_free(target: Path) -> None:
-    """RecipeError unless `target` can become a new folder: it is not there, or empty."""
+    """RecipeError unless `target` can become a new folder: it is not there, or empty, and lies in a folder."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():
         raise RecipeError(f"{target} is there already, and not empty: choose another folder")
+    if target.is_symlink():
+        raise RecipeError(f"{target} is a link to what is not there: choose another folder")
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise RecipeError(f"{target}: {above} is a file: choose another folder")
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `target` when all went well, and else is removed."""
     check_free(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise RecipeError(f"{target}: cannot be made: {error.strerror}") from None
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())

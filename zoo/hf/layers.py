@@ -50,7 +50,7 @@ class LayerTypes(Layers):
             return []
         for unknown in sorted({str(each) for each in types} - set(self.kinds)):
             config.refuse(self.key, f"'{unknown}' for some layers, and zoo knows {', '.join(self.kinds)}")
-        return [self.kinds[each] for each in types if each in self.kinds]
+        return [self.kinds[each] for each in types if isinstance(each, str) and each in self.kinds]
 
     def write(self, kinds: Sequence[str], out: Written) -> None:
         types = {kind: name for name, kind in reversed(list(self.kinds.items()))}  # of several names the first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,11 @@ class Read:
 def to_stack(data: Mapping[str, Any]) -> Read:
     """The stack of a config.json. RecipeError that lists every value which zoo does not understand."""
     family = family_of(data.get("model_type"), FILE)
-    prepared = dict(data) if family.prepare is None else family.prepare(dict(data))
-    config = Config(gather_rope(rename(prepared, family.aliases)), family.defaults)
     try:
+        prepared = dict(data) if family.prepare is None else family.prepare(dict(data))
+        renamed = rename(prepared, family.aliases)
+        # a class with a `rope_theta` of its own reads that key and no other
+        config = Config(renamed if "rope_theta" in family.defaults else gather_rope(renamed), family.defaults)
         kinds = family.layers.read(config)
         stack = fill(family.stack, config)
         # the dense kind of a mixer needs no name of its own where there is no other
@@ -44,6 +46,10 @@ def to_stack(data: Mapping[str, Any]) -> Read:
         blocks = {name: fill(family.kinds[kind].block, config) for kind, name in names.items()}
     except ZeroDivisionError:
         raise RecipeError(f"{FILE} of a {family.model_type}: a size that others are shared out over is 0") from None
+    except RecipeError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:  # a text where an object stands, within another
+        raise RecipeError(f"{FILE} of a {family.model_type}: a value is of a kind that cannot be: {error}") from error
     fixed = {**FIXED, **family.fixed}
     for key, value in config.data.items():
         if key in config.read or key in family.defaults or key in family.harmless:
@@ -71,15 +77,20 @@ def to_config(config: StackConfig, model_type: str | None = None) -> Read:
     RecipeError when none can: the reasons of the one that comes nearest.
     """
     candidates = list(families().values()) if model_type is None else [family_of(model_type, "family")]
-    refusals: list[tuple[int, str, list[str]]] = []
+    refusals: list[tuple[tuple[int, int], str, list[str]]] = []
     for family in candidates:
         found = _express(family, config)
         if isinstance(found, Read):
             return found
-        refusals.append((len(found), family.model_type, found))
+        refusals.append((_distance(found), family.model_type, found))
     _, name, reasons = min(refusals)
     nearest = "no class of transformers that zoo knows can say this stack; the nearest is "
     raise RecipeError(f"{f'{name} cannot say this stack' if model_type else nearest + name}: {'; '.join(reasons)}")
+
+
+def _distance(reasons: Sequence[str]) -> tuple[int, int]:
+    """How far a family is from a stack: mixers of another name, whose one reason hides all others, then reasons."""
+    return sum(".mixer is '" in reason for reason in reasons), len(reasons)
 
 
 def _express(family: Family, config: StackConfig) -> Read | list[str]:
@@ -94,7 +105,7 @@ def _express(family: Family, config: StackConfig) -> Read | list[str]:
         for kind, entry in family.kinds.items():
             written = Written(out)
             tries.append((list(match(entry.block, block, place, written)), kind, written))
-        fault, kinds[name], written = min(tries, key=lambda each: len(each[0]))
+        fault, kinds[name], written = min(tries, key=lambda each: _distance(each[0]))
         reasons += fault
         out.update(written)
     if reasons:

@@ -37,8 +37,8 @@ class NSA(Mixer):
 
     Selection is not differentiated: φ and the compressed keys learn through the compressed view. RoPE turns q and the
     keys of all views, before they are compressed (as in fla; the paper does not say); QK-norm is ours, as in
-    `attention`. fla's simplified form is `{compression: mean, shared_kv: true, compress_block: 64, compress_stride: 64,
-    qk_norm: none}` with branch gate `sigmoid`.
+    `attention`. `bias` is one on W_q and on each W_k and W_v. fla's simplified form is `{compression: mean, shared_kv:
+    true, compress_block: 64, compress_stride: 64, qk_norm: none}` with branch gate `sigmoid`.
 
     State a layer, with w = n_kv_heads · (head_dim + head_v_dim) and C compressed entries: w · (T + C), and unless
     shared w · (min(T, compress_block - 1) + min(T, window - 1)) for tokens that wait and those of the window.
@@ -69,6 +69,7 @@ class NSA(Mixer):
         n_selected: Size = 16,
         window: Size = 512,
         shared_kv: bool = False,
+        bias: bool = False,
         qk_norm: Literal["none", "head"] = "head",
         rope: Rope | None = Rope(),
         out_norm: OutNorm = "none",
@@ -91,9 +92,9 @@ class NSA(Mixer):
         self.window, self.shared_kv, self.rope = window, shared_kv, rope
         self.rope_width = rope.width(head_dim) if rope else 0
         d_model, views = context.d_model, ("shared",) if shared_kv else BRANCHES
-        self.q_proj = nn.Linear(d_model, n_heads * head_dim, bias=False)
-        self.k_proj = nn.ModuleDict({view: nn.Linear(d_model, n_kv_heads * head_dim, bias=False) for view in views})
-        self.v_proj = nn.ModuleDict({view: nn.Linear(d_model, n_kv_heads * head_v_dim, bias=False) for view in views})
+        self.q_proj = nn.Linear(d_model, n_heads * head_dim, bias=bias)
+        self.k_proj = nn.ModuleDict({view: nn.Linear(d_model, n_kv_heads * head_dim, bias=bias) for view in views})
+        self.v_proj = nn.ModuleDict({view: nn.Linear(d_model, n_kv_heads * head_v_dim, bias=bias) for view in views})
         self.o_proj = nn.Linear(n_heads * head_v_dim, d_model, bias=False)
         self.q_norm = RMSNorm(head_dim, self.norm) if qk_norm == "head" else None
         self.k_norm = nn.ModuleDict({view: RMSNorm(head_dim, self.norm) for view in views if qk_norm == "head"})

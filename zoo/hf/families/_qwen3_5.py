@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from zoo.hf.configuration import FILE, HARMLESS
 from zoo.hf.tensors import Rule, rule
+from zoo.registry import RecipeError
 
 GDN: tuple[Rule, ...] = (
     rule("linear_attn.in_proj_qkv.weight", ["mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight"]),
@@ -26,4 +28,8 @@ def text_config(data: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(data.get("text_config"), dict):
         return data
     around = {key: value for key, value in data.items() if key not in _AROUND and key != "text_config"}
-    return {**data["text_config"], **around}
+    text = data["text_config"]
+    for key in (text.keys() & around.keys()) - HARMLESS - {"tie_word_embeddings"}:  # the whole model's ties count
+        if text[key] != around[key]:
+            raise RecipeError(f"{FILE}: {key} is {around[key]!r}, and within text_config {text[key]!r}")
+    return {**text, **around}
