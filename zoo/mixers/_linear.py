@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._mixer import Mixer
-from zoo.nn import ShortConv, Start, previous_token
+from zoo.nn import ShortConv, Start
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -119,14 +119,6 @@ class LinearMixer(Mixer):
         """RWKV's start of the read-out norm: small in low layers, 1 in the last."""
         if self.o_norm is not None and not self.o_norm.zero_centered:
             self.o_norm.weight.fill_(((self.context.layer + 1) / self.context.n_layers) ** 0.7)
-
-    def previous(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
-        """The token before each of x [B,T,D]; before a document's first stands what the cache carries, or zeros."""
-        last = cache.read("token", layout) if cache is not None else None
-        shifted, last = previous_token(x, last, layout.bounds)
-        if cache is not None:
-            cache.write("token", last, layout)
-        return shifted
 
     def decay_and_beta(self, x_decay: Tensor, x_write: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """log_decay and beta of every step, None for an empty slot, from what each gate reads."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ops
-from zoo.cache import LayerCache
+from zoo.cache import LayerCache, look_back
 from zoo.decode import Part, Size
 from zoo.mixers._linear import LinearMixer, l2norm, linear
 from zoo.mixers._mixer import GateOrder, OutNorm, register
@@ -103,7 +103,7 @@ class RWKV7(LinearMixer):
             self.value_bias.copy_(0.73 - 0.4 * (by_channel(*self.value_bias.shape) - 0.5))
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        previous = self.previous(x, layout, cache)
+        previous = look_back(x, layout, cache)
         reads = {name: shift(x, previous) for name, shift in self.token_shifts()}
         r = self.r_proj(reads["r"]).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_proj(reads["k"]).unflatten(-1, (self.n_heads, self.head_dim))
