@@ -173,10 +173,10 @@ def written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> tuple[Tenso
     return q, (beta * k).to(k.dtype), v
 
 
-def l2norm(x: Tensor) -> Tensor:
-    """x / sqrt(Σx² + 1e-6) over the last axis, float32 inside: fla's form, whose gradient is finite at 0."""
+def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(Σx² + eps) over the last axis, float32 inside: fla's form, whose gradient is finite at 0."""
     wide = x if x.dtype == torch.float64 else x.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def linear(d_in: int, d_out: int) -> nn.Linear:
