@@ -88,7 +88,7 @@ STRUCTURE = [
     (["init_std=-0.1"], "init_std: expected at least 0, found -0.1"),
     (["norm.eps=-1"], "norm.eps: expected at least 0, found -1.0"),
     (["norm.eps=1e-6x"], "norm.eps: expected a number, found '1e-6x'"),
-    (["norm={epsilon: 1}"], "norm.epsilon: unknown key. Did you mean 'eps'? Known: eps, zero_centered"),
+    (["norm={epsilon: 1}"], "norm.epsilon: unknown key. Did you mean 'eps'? Known: kind, eps, zero_centered"),
     (["pattern=gdn"], "pattern: expected a list, found 'gdn'"),
     (["pattern=[gdn, atn]"], "pattern[1]: unknown block 'atn'. Did you mean 'attn'? Known: gdn, attn"),
     (["pattern=[gdn, 3]"], "pattern[1]: expected a string, found 3"),
@@ -152,8 +152,8 @@ def test_structure_pattern_and_names(assignments: list[str], message: str) -> No
 
 
 def test_unknown_and_missing_keys() -> None:
-    known = "Known: vocab_size, d_model, n_layers, pattern, blocks, first, last, norm, tie_embeddings, init_std"
-    known += ", multi_token"
+    known = "Known: vocab_size, d_model, n_layers, pattern, blocks, first, last, norm, embed_norm, tie_embeddings"
+    known += ", init_std, multi_token"
     misspelt = {**without("d_model"), "d_modle": 24}
     assert error_of(decode_stack, misspelt) == f"model.stack.d_modle: unknown key. Did you mean 'd_model'? {known}"
     for key in ("vocab_size", "d_model", "n_layers", "pattern", "blocks"):

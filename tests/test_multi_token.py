@@ -149,7 +149,7 @@ class Counting(FFN):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor, layout: Any) -> Tensor:
+    def forward(self, x: Tensor, layout: Any, cache: Any = None) -> Tensor:
         if layout.ledger is not None:
             layout.ledger.statistics[self.layer] = torch.tensor(float(x[..., 0].numel()))
             layout.ledger.add("balance", x.square().mean())

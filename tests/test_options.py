@@ -29,6 +29,7 @@ STACK = {
     "first": ["b", "b"],
     "last": ["a", "a"],
     "norm": {"eps": 0.1},
+    "embed_norm": True,
     "tie_embeddings": True,
     "init_std": 0.5,
     "multi_token": {"block": "a"},
@@ -54,6 +55,25 @@ def test_every_option_of_the_stack_changes_the_model(option: str) -> None:
 def test_the_norm_options_change_the_model() -> None:
     one = recipe(required("attention"), 1)
     assert differs(one, one | {"norm": {"zero_centered": True}})
+    assert differs(one, one | {"norm": {"kind": "layer"}})
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"norm": {"kind": "layer", "zero_centered": True}}, "model.stack.norm.zero_centered: true is for kind rms"),
+        ({"norm": {"kind": "layers"}}, "model.stack.norm.kind: unknown value 'layers'"),
+    ],
+)
+def test_a_norm_that_there_is_not_is_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        zoo.load(recipe(required("attention"), 1, **more))
+
+
+def test_the_kind_of_the_norms_inside_a_mixer_is_its_own() -> None:
+    case = required("gla")
+    with pytest.raises(RecipeError, match=r"blocks\.a\.mixer\.options\.norm: kind layer is for the norms around"):
+        zoo.load(recipe(Case("", "gla", case.options | {"norm": {"kind": "layer"}}, case.gates)))
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)

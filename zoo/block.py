@@ -38,8 +38,8 @@ class Block(nn.Module):
         stream = self.mixer_residual(stream, lambda x: self.mixer(x, layout, cache))
         if self.ffn is None:
             return stream
-        ffn = self.ffn
-        return self.ffn_residual(stream, lambda x: ffn(x, layout))
+        ffn, own = self.ffn, cache.under("ffn") if cache is not None else None
+        return self.ffn_residual(stream, lambda x: ffn(x, layout, own))
 
 
 def build_streams(config: BlockConfig, context: LayerContext, place: str) -> Streams | None:

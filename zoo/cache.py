@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from zoo.nn import previous_token
 from zoo.sequence import Layout
 
 
@@ -123,6 +124,16 @@ class LayerCache:
             grown[:, : history.shape[1]] = history
         self.histories[name] = grown
         return grown
+
+
+def look_back(x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
+    """The token before each of x [B,T,D]; before a document's first stands what the cache carries under `token`, or
+    zeros."""
+    last = cache.read("token", layout) if cache is not None else None
+    shifted, last = previous_token(x, last, layout.bounds)
+    if cache is not None:
+        cache.write("token", last, layout)
+    return shifted
 
 
 class Cache:

@@ -59,7 +59,7 @@ class MultiTokenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """A language model: embedding -> blocks -> norm -> head.
+    """A language model: embedding -> blocks -> norm -> head; with `embed_norm` a norm behind the embedding too.
 
     The layers are `first`, then `pattern` repeated as often as it takes to make `n_layers`, then `last`.
     `init_std` is the standard deviation of every weight matrix that no part initialises itself.
@@ -73,6 +73,7 @@ class StackConfig:
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     norm: NormConfig = NormConfig()
+    embed_norm: bool = False
     tie_embeddings: bool = False
     init_std: Annotated[float, AtLeast(0)] = 0.02
     multi_token: MultiTokenConfig | None = None
@@ -89,6 +90,8 @@ def decode_stack(data: Any, place: str = "model.stack") -> StackConfig:
     config: StackConfig = decode(StackConfig, data, place)
     if config.norm.eps < 0:
         raise RecipeError(f"{place}.norm.eps: expected at least 0, found {config.norm.eps}")
+    if config.norm.kind == "layer" and config.norm.zero_centered:
+        raise RecipeError(f"{place}.norm.zero_centered: true is for kind rms; the w of kind layer is not shifted by 1")
     for ordered in ("first", "pattern", "last"):
         for index, name in enumerate(getattr(config, ordered)):
             if name not in config.blocks:

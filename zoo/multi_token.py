@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zoo.block import Block, build_streams
 from zoo.config import BlockConfig
-from zoo.nn import RMSNorm
+from zoo.nn import make_norm
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext
 
@@ -25,12 +25,12 @@ class MultiToken(nn.Module):
 
     def __init__(self, block: BlockConfig, context: LayerContext, place: str):
         super().__init__()
-        self.hidden_norm = RMSNorm(context.d_model, context.norm)
-        self.embed_norm = RMSNorm(context.d_model, context.norm)
+        self.hidden_norm = make_norm(context.d_model, context.norm)
+        self.embed_norm = make_norm(context.d_model, context.norm)
         self.proj = nn.Linear(2 * context.d_model, context.d_model, bias=False)
         self.streams = build_streams(block, context, place)
         self.block = Block(block, context, place)
-        self.norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
 
     def forward(self, hidden: Tensor, next_embedded: Tensor, layout: Layout) -> Tensor:
         """Hidden states [B,T,D] for the head, from `hidden` and the embedding of each one's next token."""

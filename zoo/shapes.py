@@ -17,8 +17,11 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """The RMSNorm of a stack: x / sqrt(mean(x²) + eps) · w, or · (1 + w) with w at 0 first if `zero_centered`."""
+    """The norm of a stack: `rms`, x / sqrt(mean(x²) + eps) · w, or · (1 + w) with w at 0 first if `zero_centered`; or
+    `layer`, (x - mean(x)) / sqrt(var(x) + eps) · w + b. The kind is that of the norms around the layers: those inside a
+    mixer are what its paper has."""
 
+    kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     zero_centered: bool = False
 

@@ -13,7 +13,7 @@ from zoo.block import Block, build_streams
 from zoo.cache import Cache
 from zoo.config import StackConfig
 from zoo.multi_token import MultiToken
-from zoo.nn import RMSNorm
+from zoo.nn import make_norm
 from zoo.nn.cross_entropy import cross_entropy
 from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
@@ -34,6 +34,7 @@ class Stack(nn.Module):
         self.config = config
         # from_pretrained leaves out nn.Embedding's own start, which on the meta device costs seconds of imports
         self.embed = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
+        self.embed_norm = make_norm(config.d_model, config.norm) if config.embed_norm else None
         first = config.layers[0]
         self.streams = build_streams(
             config.blocks[first], LayerContext(config.d_model, norm=config.norm), _place(first)
@@ -42,7 +43,7 @@ class Stack(nn.Module):
             Block(config.blocks[name], _context(config, layer, name), _place(name))
             for layer, name in enumerate(config.layers)
         )
-        self.norm = RMSNorm(config.d_model, config.norm)
+        self.norm = make_norm(config.d_model, config.norm)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
@@ -116,13 +117,18 @@ class Stack(nn.Module):
         entry.layout.tokens, entry.layout.ledger = tokens, ledger
         if cache is not None:
             cache.advance(entry.layout, tokens.shape[1])
-        x = self.embed(tokens)
+        x = self.embedded(tokens)
         if not tokens.numel():
             return entry, x
         stream = x if self.streams is None else self.streams.open(x)
         for index, layer in enumerate(self.layers):
             stream = layer(stream, entry.layout, cache.layers[index] if cache is not None else None)
         return entry, stream if self.streams is None else self.streams.close(stream)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """tokens [B,T] -> what enters the layers, [B,T,D]."""
+        x: Tensor = self.embed(tokens)
+        return x if self.embed_norm is None else self.embed_norm(x)
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
         # on a GPU the look would stall the stream, and the embedding's own assertion stops the run
@@ -164,7 +170,7 @@ class Stack(nn.Module):
             if hidden.numel():
                 following = _from_the_next(entry.enter(tokens), entry.layout)
                 # the last token of a document has none to follow it: any will do, for nobody sees that position
-                predicted = self.multi_token(hidden, self.embed(following.clamp_min(0)), entry.layout)
+                predicted = self.multi_token(hidden, self.embedded(following.clamp_min(0)), entry.layout)
             second, _ = self._cross_entropy(predicted, _from_the_next(targets, entry.layout))
             # over as many as the first, as DeepSeek-V3 has it: so batches add up by one number of targets
             ledger.add("multi_token", self.config.multi_token.weight * second / n_targets.clamp_min(1))

@@ -28,6 +28,7 @@ LAYERS = {
     "retnet": "multiscale_retention",
     "mamba2": "mamba2",
     "nsa": "nsa",
+    "rwkv7": "rwkv7",
 }
 CLASSES = {
     "gated_deltanet": "GatedDeltaNet",
@@ -36,6 +37,7 @@ CLASSES = {
     "retnet": "RetNet",
     "mamba2": "Mamba2",
     "nsa": "NSA",
+    "rwkv7": "RWKV7",
 }
 
 
@@ -83,9 +85,13 @@ def prepare() -> None:
         y = layernorm.rms_norm_ref(whole, weight, bias, eps=eps)
         return (y, whole) if how.get("prenorm") else y
 
-    layernorm.rms_norm = rms_norm
+    def layer_norm(x: Any, weight: Any, bias: Any, eps: float, residual: Any, prenorm: bool, **how: Any) -> Any:
+        return layernorm.layer_norm_ref(x, weight, bias, residual, eps, prenorm)
+
+    layernorm.rms_norm, layernorm.layer_norm = rms_norm, layer_norm
     mlp.swiglu = lambda gate, up: torch.nn.functional.silu(gate) * up
     activations.ACT2FN["silu"] = torch.nn.functional.silu
+    activations.ACT2FN["sqrelu"] = lambda x: x.relu().square()
 
     def rms_norm_gated(self: Any, x: Any, z: Any = None) -> Any:
         how = {"eps": self.eps, "group_size": self.group_size, "norm_before_gate": self.norm_before_gate}
@@ -104,6 +110,9 @@ def classes(model_type: str) -> tuple[Any, Any]:
     for name, value in vars(layer).items():
         packages.__dict__.setdefault(name, value)
     package = importlib.import_module(f"fla.models.{model_type}")
+    modeling = sys.modules[f"{package.__name__}.modeling_{model_type}"]
+    if hasattr(modeling, "token_shift"):
+        modeling.token_shift = fla_layers.kernels()["token_shift"]
     name = CLASSES[model_type]
     return getattr(package, f"{name}Config"), getattr(package, f"{name}ForCausalLM")
 

@@ -50,8 +50,11 @@ def _run(model: Stack, batch: int, length: int, low: torch.dtype | None) -> Acti
     layout.ledger = Ledger()
     x = torch.empty(batch, length, model.config.d_model, dtype=model.embed.weight.dtype, device="meta")
     embedding, stream = x.numel() * x.element_size(), x
+    if model.embed_norm is not None:
+        normed, stream = hold(model.embed_norm, x, list(model.embed_norm.parameters()), low)
+        embedding += normed.saved
     if model.streams is not None:
-        opened, stream = hold(model.streams.open, x, list(model.streams.parameters()), low)
+        opened, stream = hold(model.streams.open, stream, list(model.streams.parameters()), low)
         embedding += opened.saved
     known: dict[Any, tuple[Held, Any]] = {}
     layers = []
@@ -76,6 +79,6 @@ def _loss(model: Stack, stream: Any, layout: Layout) -> list[Tensor]:
     hidden = stream if model.streams is None else model.streams.close(stream)
     terms = [cross_entropy(model.norm(hidden).flatten(0, 1), model.head.weight, layout.tokens.flatten())[0]]
     if model.multi_token is not None:
-        predicted = model.multi_token(hidden, model.embed(layout.tokens).detach(), layout)
+        predicted = model.multi_token(hidden, model.embedded(layout.tokens).detach(), layout)
         terms.append(cross_entropy(predicted.flatten(0, 1), model.head.weight, layout.tokens.flatten())[0])
     return terms

@@ -65,7 +65,7 @@ def state_bytes(block: Block, length: int, dtype: torch.dtype) -> int:
     """What the cache holds of one layer for one sequence: recurrent states are float32 or better, the rest has the
     model's dtype."""
     wide = block.mixer.float32_state_size(length)
-    rest = block.mixer.state_size(length) - wide
+    rest = block.mixer.state_size(length) - wide + (0 if block.ffn is None else block.ffn.state_size(length))
     return wide * torch.promote_types(dtype, torch.float32).itemsize + rest * dtype.itemsize
 
 

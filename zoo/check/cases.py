@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from zoo.check.contract import seeded
 from zoo.check.values import beside, label, other_values, sizes
+from zoo.ffns import FFN
 from zoo.mixers import Mixer
-from zoo.registry import GATES, MIXERS, RESIDUALS, RecipeError
+from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, RecipeError
 from zoo.shapes import SlotSpec
 from zoo.stack import Stack, load
 
@@ -27,7 +28,8 @@ VOCAB, D_MODEL = 29, 24
 class Case:
     """One mixer, set up in one way, `n_layers` times in a stack: alone, or before and behind a layer of `partner`.
 
-    `slot` is the one whose gate the case is about, if it is about one. All layers have the residual form `residual`.
+    `slot` is the one whose gate the case is about, if it is about one. All layers have the residual form `residual`,
+    and those of the mixer the FFN `ffn`.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Case:
     n_layers: int = 2
     partner: Case | None = None
     residual: dict[str, Any] = field(default_factory=lambda: {"name": "pre_norm"})
+    ffn: dict[str, Any] = field(default_factory=lambda: {"name": "swiglu", "options": {"mult": 1.0}})
 
     def __str__(self) -> str:
         return self.name
@@ -46,13 +49,13 @@ class Case:
     def parts(self) -> Sequence[type]:
         cls = MIXERS.get(self.mixer)
         gates = [GATES[cls.SLOTS[slot].kind].get(gate) for slot, gate in self.gates.items() if isinstance(gate, str)]
-        return [cls, *gates, RESIDUALS.get(self.residual["name"])]
+        return [cls, *gates, RESIDUALS.get(self.residual["name"]), FFNS.get(self.ffn["name"])]
 
     @property
     def block(self) -> dict[str, Any]:
         """What a recipe would say."""
         mixer = {"name": self.mixer, "options": dict(self.options), "gates": dict(self.gates)}
-        return {"mixer": mixer, "ffn": {"name": "swiglu", "options": {"mult": 1.0}}, "residual": self.residual}
+        return {"mixer": mixer, "ffn": self.ffn, "residual": self.residual}
 
 
 def recipe(case: Case, n_layers: int | None = None, **stack: Any) -> dict[str, Any]:
@@ -255,6 +258,11 @@ def build(case: Case, dtype: torch.dtype = torch.float64) -> Stack:
 
 def mixers_of(lm: Stack) -> list[Mixer]:
     return [layer.mixer for layer in lm.layers]  # type: ignore[misc]
+
+
+def keepers_of(lm: Stack) -> list[Mixer | FFN]:
+    """What may keep something between calls: mixers and FFNs."""
+    return [part for layer in lm.layers for part in (layer.mixer, layer.ffn)]  # type: ignore[misc]
 
 
 @torch.no_grad()

@@ -1,15 +1,16 @@
-"""What an FFN owes, with its defaults and with each other value of each option."""
+"""What an FFN owes: alone, with its defaults and with each other value of each option, and in a stack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.check.cases import redraw
+from zoo.check import learning, stacks
+from zoo.check.cases import Case, redraw, required
 from zoo.check.contract import SEED, Contract, Trial, contract
 from zoo.check.parts import dead_rows, slope
 from zoo.check.tolerances import FORWARD
@@ -51,6 +52,11 @@ def variants(key: str) -> list[FFNCase]:
         FFNCase(f"{key}-{label({option: value})}", cls, beside(cls, option) | {option: value})
         for option, value in other_values(cls)
     ]
+
+
+def stacks_with(key: str) -> list[Case]:
+    """A stack of two layers of attention and the FFN."""
+    return [replace(required("attention"), name=f"{key}-stack", ffn={"name": key})]
 
 
 def draw_x(t: Trial, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -114,3 +120,17 @@ def precisions(case: FFNCase, t: Trial) -> None:
 
 
 CONTRACTS: list[Contract[FFNCase]] = [each_token_alone, every_parameter_learns, the_gradient_is_the_slope, precisions]
+"""For an FFN with its defaults, and with other options."""
+
+IN_A_STACK: list[Contract[Case]] = [
+    *stacks.CONTRACTS,
+    stacks.padding_holds_with_a_cache,
+    stacks.the_cache_holds_what_state_size_says,
+    stacks.packed_prefill_then_decoding,
+    learning.nothing_is_frozen,
+    learning.only_projections_decay,
+    learning.a_training_step_is_the_same_in_eval,
+    learning.a_forward_changes_nothing_it_keeps,
+    learning.weights_survive_a_file,
+]
+"""For a stack of layers with the FFN: some look back a token, and keep it between calls."""

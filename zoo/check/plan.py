@@ -106,9 +106,11 @@ def mixer_plan(key: str) -> Iterator[Step]:
 
 
 def ffn_plan(key: str) -> Iterator[Step]:
+    """An FFN alone with each option, and in a stack what a mixer owes there: it may look back over tokens."""
     yield from _steps(ALONE, parts.CONTRACTS, [part_of("ffns", key)])
     yield from _steps(ALONE, ffns.CONTRACTS, ffns.variants(key))
     yield from option_steps("ffns", key)
+    yield from _steps(STACK, ffns.IN_A_STACK, ffns.stacks_with(key))
 
 
 def router_plan(key: str) -> Iterator[Step]:

@@ -17,6 +17,7 @@ from zoo.check.cases import (
     draw,
     gradients,
     is_linear,
+    keepers_of,
     mixers_of,
     sample,
     trained,
@@ -291,7 +292,7 @@ def the_cache_holds_what_state_size_says(case: Case, t: Trial) -> None:
         t.given(f"tokens [2, {length}], handed over in two chunks, max_length={length}")
         for chunk in draw(2, length).split(3, dim=1):
             lm(chunk, cache=cache)
-        says = 2 * sum(mixer.state_size(length) for mixer in mixers_of(lm))
+        says = 2 * sum(part.state_size(length) for part in keepers_of(lm))
         t.hold(cache.numel() == says, f"{cache.numel()} numbers in the cache", f"the {says} of state_size")
     lm, cache = build(case, torch.bfloat16), lm.init_cache(2, max_length=5)
     t.given("tokens [2, 5], max_length=5, bfloat16")

@@ -49,6 +49,7 @@ OTHER: dict[str, list[Any]] = {
     "multiple_of": [24],
     "shift_rank": [5],
     "value_rank": [5],
+    "key_eps": [0.1],
     "k": [2],
     "block_size": [1, 2],
     "n_streams": [3],

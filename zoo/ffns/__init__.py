@@ -1,11 +1,14 @@
-"""FFNs: what each token does alone. One a file."""
+"""FFNs: what each token does alone, or with the one before. One a file."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
+from zoo.cache import LayerCache
 from zoo.registry import FFNS
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext
@@ -14,14 +17,26 @@ register = FFNS.register
 
 
 class FFN(nn.Module, ABC):
-    """x [B,T,D] -> y [B,T,D], token by token. Its constructor takes the context and keyword-only options."""
+    """x [B,T,D] -> y [B,T,D], token by token. Its constructor takes the context and keyword-only options.
 
+    One that looks back keeps what it needs of earlier tokens in the cache, and counts it in `state_size`. `exempt`
+    names the contracts of zoo.check that the FFN cannot keep, and why.
+    """
+
+    exempt: ClassVar[Mapping[str, str]] = {}
     idle_params = 0
     """Parameters that a token passes by: those of the experts that it does not go to."""
+    width: int | None = None
+    """Channels inside, where there is one such number."""
 
     @abstractmethod
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """The transformed tokens. `layout` has their ids and, where the loss is computed, its ledger."""
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """The transformed tokens. `layout` has their ids and, where the loss is computed, its ledger; with a cache, the
+        tokens that it carries come before those of x."""
+
+    def state_size(self, length: int) -> int:
+        """Numbers that the cache holds for one document of `length` tokens, in the dtype of the model."""
+        return 0
 
 
 class GLU(FFN):
@@ -41,6 +56,7 @@ class GLU(FFN):
             raise ValueError(f"width: {width} is given, so mult and multiple_of say nothing")
         if width < 1:
             raise ValueError(f"width: expected at least 1, found {width}")
+        self.width = width
         self.gate_proj = nn.Linear(context.d_model, width, bias=bias)
         self.up_proj = nn.Linear(context.d_model, width, bias=bias)
         self.down_proj = nn.Linear(width, context.d_model, bias=bias)
@@ -49,7 +65,7 @@ class GLU(FFN):
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate, up [..., width] -> [..., width], number by number."""
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         y: Tensor = self.down_proj(self.combine(self.gate_proj(x), self.up_proj(x)))
         return y
 

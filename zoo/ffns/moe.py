@@ -5,6 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
+from zoo.cache import LayerCache
 from zoo.config import FFNPart, RouterPart, build
 from zoo.decode import Size
 from zoo.ffns import FFN, GLU, register
@@ -67,12 +68,15 @@ class MoE(FFN):
             self.latent_norm = RMSNorm(latent_width, context.norm) if latent_norm else None
             self.latent_up_proj = nn.Linear(latent_width, d_model, bias=False)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         y = self._routed(x.flatten(0, 1), layout).view_as(x)
         if self.shared is None:
             return y
-        shared = self.shared(x, layout)
+        shared = self.shared(x, layout, cache.under("shared") if cache is not None else None)
         return y + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
+
+    def state_size(self, length: int) -> int:
+        return 0 if self.shared is None else self.shared.state_size(length)
 
     def _routed(self, x: Tensor, layout: Layout) -> Tensor:
         routes = self.router(x, layout)

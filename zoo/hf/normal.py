@@ -11,7 +11,7 @@ import torch
 from zoo.config import NESTED, BlockConfig, MixerPart, StackConfig, build
 from zoo.decode import Part, decode_options, option_parameters
 from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, Registry
-from zoo.shapes import LayerContext
+from zoo.shapes import LayerContext, NormConfig
 
 TRAINING = frozenset(("a_init", "dt_init", "init_std", "load_balance", "z_loss", "update_rate", "balance"))
 """Options that say how weights start and are trained, and nothing about what given weights compute."""
@@ -27,6 +27,7 @@ def normal_stack(config: StackConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "d_model": config.d_model,
         "norm": dataclasses.asdict(config.norm),
+        "embed_norm": config.embed_norm,
         "tie_embeddings": config.tie_embeddings,
         "init_std": config.init_std,
         "blocks": {name: normal_block(block, context) for name, block in config.blocks.items()},
@@ -55,17 +56,18 @@ def normal_part(registry: Registry, part: Part, context: LayerContext) -> dict[s
         if name in options and options[name] is None:
             options[name] = options.get(other)
     if isinstance(part, MixerPart):
-        alike = {"eps": context.norm.eps, "zero_centered": False}
+        alike = dataclasses.asdict(NormConfig(eps=context.norm.eps))
         if options.get("norm") == alike and not context.norm.zero_centered:
             options["norm"] = None
         slots = cls.SLOTS
         gates = {slot: normal_part(GATES[slots[slot].kind], gate, context) for slot, gate in part.gates.items()}
         return {"name": part.name, "options": options, "gates": gates}
-    if registry is FFNS and "width" in options and "mult" in options:
+    if registry is FFNS and "width" in options:
         with torch.device("meta"):
-            width = build(FFNS, part, part.name, context).gate_proj.out_features
-        options = {name: value for name, value in options.items() if name not in ("mult", "multiple_of")}
-        options["width"] = width
+            width = build(FFNS, part, part.name, context).width
+        if width is not None:
+            options = {name: value for name, value in options.items() if name not in ("mult", "multiple_of")}
+            options["width"] = width
     return {"name": part.name, "options": options}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._mixer import Mixer
-from zoo.nn import ShortConv, Start, previous_token
+from zoo.nn import ShortConv, Start
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -120,14 +120,6 @@ class LinearMixer(Mixer):
         if self.o_norm is not None and not self.o_norm.zero_centered:
             self.o_norm.weight.fill_(((self.context.layer + 1) / self.context.n_layers) ** 0.7)
 
-    def previous(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
-        """The token before each of x [B,T,D]; before a document's first stands what the cache carries, or zeros."""
-        last = cache.read("token", layout) if cache is not None else None
-        shifted, last = previous_token(x, last, layout.bounds)
-        if cache is not None:
-            cache.write("token", last, layout)
-        return shifted
-
     def decay_and_beta(self, x_decay: Tensor, x_write: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """log_decay and beta of every step, None for an empty slot, from what each gate reads."""
         decay = self.gates["decay"](x_decay) if "decay" in self.gates else None
@@ -181,10 +173,10 @@ def written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> tuple[Tenso
     return q, (beta * k).to(k.dtype), v
 
 
-def l2norm(x: Tensor) -> Tensor:
-    """x / sqrt(Σx² + 1e-6) over the last axis, float32 inside: fla's form, whose gradient is finite at 0."""
+def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(Σx² + eps) over the last axis, float32 inside: fla's form, whose gradient is finite at 0."""
     wide = x if x.dtype == torch.float64 else x.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def linear(d_in: int, d_out: int) -> nn.Linear:

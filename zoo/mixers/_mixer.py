@@ -27,8 +27,9 @@ class Mixer(nn.Module, ABC):
 
     A mixer declares its `SLOTS` and applies what the gates in them compute. Its constructor takes the context, the
     gates (slot -> part) and keyword-only options. Parameters are allocated there and filled by `reset_parameters`.
-    `norm` is that of the norms inside the mixer (queries, keys, latents, read-out); by default the stack's, which the
-    read-out takes without zero-centring. `exempt` names the contracts of zoo.check that the mixer cannot keep, and why.
+    `norm` is that of the norms inside the mixer (queries, keys, latents, read-out); by default that of the stack, of
+    which the read-out takes the epsilon only. `exempt` names the contracts of zoo.check that the mixer cannot keep, and
+    why.
     """
 
     SLOTS: ClassVar[Mapping[str, SlotSpec]]
@@ -36,6 +37,8 @@ class Mixer(nn.Module, ABC):
 
     def __init__(self, context: LayerContext, norm: NormConfig | None = None):
         super().__init__()
+        if norm is not None and norm.kind != "rms":
+            raise ValueError(f"norm: kind {norm.kind} is for the norms around the layers; inside, a mixer has its own")
         self.context = context
         self.norm = context.norm if norm is None else norm
         self.read_out_norm = NormConfig(eps=context.norm.eps) if norm is None else norm

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ops
-from zoo.cache import LayerCache
+from zoo.cache import LayerCache, look_back
 from zoo.decode import Part, Size
 from zoo.mixers._linear import LinearMixer, linear, written
 from zoo.mixers._mixer import GateOrder, OutNorm, register
@@ -75,7 +75,7 @@ class RWKV6(LinearMixer):
         self.bonus.copy_(depth * (1 - by_channel(*shape)) + ripple)
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        previous = self.previous(x, layout, cache)
+        previous = look_back(x, layout, cache)
         mixed = self.mixture(x, previous)
         reads = {name: shift(x, previous, mixed) for name, shift in self.token_shifts()}
         r = self.r_proj(reads["r"]).unflatten(-1, (self.n_heads, self.head_dim))

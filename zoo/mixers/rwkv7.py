@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from zoo import ops
-from zoo.cache import LayerCache
-from zoo.decode import Part, Size
+from zoo.cache import LayerCache, look_back
+from zoo.decode import AtLeast, Part, Size
 from zoo.mixers._linear import LinearMixer, l2norm, linear
 from zoo.mixers._mixer import GateOrder, OutNorm, register
 from zoo.nn import LowRank, Start, TokenShift
@@ -38,6 +38,9 @@ class RWKV7(LinearMixer):
     projection and gate reads its own learnt mixture of the token and the one before. From the second RWKV-7 layer on
     the values are mixed with those of the first: v + (v_first - v) σ(W_2 W_1 x + b), W_1 of rank `value_rank`.
 
+    κ̂ = k ⊙ k_k / sqrt(|k ⊙ k_k|² + key_eps). RWKV's own code and fla's unfused model have no epsilon there: `key_eps`
+    1e-24 is that within rounding; fla's kernels have our default.
+
     Usual gates: decay `rwkv7`, write `channel`, output `{mlp: inner sigmoid, outer none}`. The norm is a GroupNorm, a
     group a head, with the epsilon V times the stack's.
 
@@ -65,6 +68,7 @@ class RWKV7(LinearMixer):
         head_dim: Size,
         head_v_dim: Size | None = None,
         value_rank: Size = 32,
+        key_eps: Annotated[float, AtLeast(0)] = 1e-6,
         out_norm: OutNorm = "head",
         gate_order: GateOrder = "norm_first",
         norm: NormConfig | None = None,
@@ -80,6 +84,7 @@ class RWKV7(LinearMixer):
         self.k_k = nn.Parameter(torch.empty(n_heads, head_dim))
         self.k_a = nn.Parameter(torch.empty(n_heads, head_dim))
         self.r_k = nn.Parameter(torch.empty(n_heads, head_dim))
+        self.key_eps = key_eps
         self.first = context.like_me == 0
         if not self.first:
             self.value_mix = LowRank(context.d_model, self.d_v, value_rank)
@@ -103,7 +108,7 @@ class RWKV7(LinearMixer):
             self.value_bias.copy_(0.73 - 0.4 * (by_channel(*self.value_bias.shape) - 0.5))
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        previous = self.previous(x, layout, cache)
+        previous = look_back(x, layout, cache)
         reads = {name: shift(x, previous) for name, shift in self.token_shifts()}
         r = self.r_proj(reads["r"]).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_proj(reads["k"]).unflatten(-1, (self.n_heads, self.head_dim))
@@ -111,7 +116,7 @@ class RWKV7(LinearMixer):
         log_decay, a = self.decay_and_beta(reads.get("decay", x), reads.get("write", x))
         assert a is not None
         a = (a if a.ndim == 4 else a.unsqueeze(-1)).to(k.dtype)
-        erased = l2norm(k * self.k_k.to(k.dtype))
+        erased = l2norm(k * self.k_k.to(k.dtype), self.key_eps)
         k = k * (1 + (a - 1) * self.k_a.to(k.dtype))
         r, k, v = (
             self.gated("query", r, reads["r"]),

@@ -2,7 +2,7 @@
 
 from zoo.nn.grouped_linear import GroupedLinear
 from zoo.nn.linear import LowRank, Rank, is_projection, projection
-from zoo.nn.norm import LayerNorm, RMSNorm
+from zoo.nn.norm import LayerNorm, RMSNorm, make_norm
 from zoo.nn.rope import Rope, Yarn, rotate
 from zoo.nn.short_conv import ShortConv
 from zoo.nn.sinks import Sinks
@@ -22,6 +22,7 @@ __all__ = [
     "TokenShift",
     "Yarn",
     "is_projection",
+    "make_norm",
     "previous_token",
     "projection",
     "rotate",

@@ -1,4 +1,4 @@
-"""RMSNorm, plain and zero-centred, and LayerNorm."""
+"""RMSNorm, plain and zero-centred, LayerNorm, and which of them a stack has around its layers."""
 
 from __future__ import annotations
 
@@ -69,3 +69,8 @@ class LayerNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{list(self.weight.shape)}, eps={self.eps}, zero_centered={self.zero_centered}"
+
+
+def make_norm(width: int, config: NormConfig) -> RMSNorm | LayerNorm:
+    """The norm of hidden states [..., width]: of a residual form, behind the embedding, before the head."""
+    return LayerNorm((width,), config) if config.kind == "layer" else RMSNorm(width, config)

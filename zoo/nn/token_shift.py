@@ -29,17 +29,18 @@ def previous_token(x: Tensor, last: Tensor | None, bounds: list[int] | None) -> 
 
 
 class Start(NamedTuple):
-    """Where a mixture starts: the share of x_{t-1} in channel c of D is 1 - (c/D)^(power · (1 - l/L)) in layer l of L,
-    less `drop` · l/(L-1) · 1."""
+    """Where a mixture starts: the share of x_{t-1} in channel c of D is 1 - (c/D)^(power · (1 - l/L)^fall) in layer l
+    of L, less `drop` · l/(L-1) · 1."""
 
     power: float
     drop: float = 0.0
+    fall: float = 1.0
 
     def fill(self, width: int, layer: int, n_layers: int) -> Tensor:
         """[width], on the CPU: low layers and low channels look back most."""
         channel = torch.arange(width, dtype=torch.float32, device="cpu") / width
         depth = layer / max(1, n_layers - 1)
-        return 1 - (channel ** (self.power * (1 - layer / n_layers)) + self.drop * depth)
+        return 1 - (channel ** (self.power * (1 - layer / n_layers) ** self.fall) + self.drop * depth)
 
 
 class TokenShift(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.decode import Size
-from zoo.nn.norm import RMSNorm
+from zoo.nn.norm import make_norm
 from zoo.nn.residual import Residual, Streams, register
 from zoo.shapes import LayerContext
 
@@ -21,7 +21,7 @@ class Read(nn.Module):
 
     def __init__(self, context: LayerContext):
         super().__init__()
-        self.norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
         self.query = nn.Parameter(torch.empty(context.d_model))
         self.reset_parameters()
 
@@ -70,7 +70,7 @@ class AttnRes(Residual):
         is_mixer = context.sublayer == "mixer"
         self.begins_block = is_mixer and (context.opens or context.layer % block_size == 0)
         self.read = None if is_mixer and context.opens else Read(context)
-        self.norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
 
     def forward(self, stream: tuple[Tensor, ...], sublayer: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
         *blocks, partial = stream

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.decode import AtLeast, Size
 from zoo.nn.float32 import KeepFloat32, float32_parameter
-from zoo.nn.norm import RMSNorm
+from zoo.nn.norm import make_norm
 from zoo.nn.residual import Residual, Streams, register
 from zoo.ops._precision import full_precision
 from zoo.shapes import LayerContext
@@ -118,7 +118,7 @@ class Mhc(Residual):
     ):
         super().__init__(context)
         self.n_streams, self.sinkhorn_iters, self.eps = n_streams, sinkhorn_iters, eps
-        self.norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
         self.coefficients = Coefficients(context, n_streams, (n_streams, n_streams, n_streams * n_streams))
 
     def forward(self, stream: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:

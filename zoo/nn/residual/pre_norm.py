@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.nn.norm import RMSNorm
+from zoo.nn.norm import make_norm
 from zoo.nn.residual import Residual, register
 from zoo.shapes import LayerContext
 
@@ -15,7 +15,7 @@ class PreNorm(Residual):
 
     def __init__(self, context: LayerContext):
         super().__init__(context)
-        self.norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(self.norm(x))

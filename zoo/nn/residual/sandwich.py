@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.nn.norm import RMSNorm
+from zoo.nn.norm import make_norm
 from zoo.nn.residual import Residual, register
 from zoo.shapes import LayerContext
 
@@ -15,8 +15,8 @@ class Sandwich(Residual):
 
     def __init__(self, context: LayerContext):
         super().__init__(context)
-        self.norm = RMSNorm(context.d_model, context.norm)
-        self.post_norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
+        self.post_norm = make_norm(context.d_model, context.norm)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + self.post_norm(sublayer(self.norm(x)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.nn.norm import RMSNorm
+from zoo.nn.norm import make_norm
 from zoo.nn.residual import Residual, register
 from zoo.shapes import LayerContext
 
@@ -20,7 +20,7 @@ class Scaled(Residual):
     def __init__(self, context: LayerContext, *, alpha: float = 3.5565588200778455, beta: float = 1.0):
         super().__init__(context)
         self.alpha, self.beta = alpha, beta
-        self.norm = RMSNorm(context.d_model, context.norm)
+        self.norm = make_norm(context.d_model, context.norm)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         h = self.norm(x)
