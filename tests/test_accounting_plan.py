@@ -219,6 +219,7 @@ def test_gradients_that_are_accumulated_are_there_from_the_start() -> None:
     ("how", "fault"),
     [
         ({"gpus": 0}, "gpus: expected at least 1, found 0"),
+        ({"batch": 10**11}, "batch: expected at most 16,384, found 100,000,000,000"),
         ({"length": 0}, "seq: expected at least 1, found 0"),
         ({"batch": -2}, "batch: expected at least 1, found -2"),
         ({"tokens": 0.0}, "tokens: expected a number above 0"),

@@ -79,6 +79,12 @@ def test_an_import_is_trained_further_and_exported(zoo: Zoo, source: Path, tmp_p
     assert measured.code == 0, measured.err
 
 
+def test_a_transformers_folder_in_the_place_of_a_run(zoo: Zoo, source: Path) -> None:
+    for command in (("export", source, "out"), ("generate", source, "--prompt", "x")):
+        assert "holds no checkpoint" in (fault := zoo(*command).fault)
+        assert "`zoo import`" in fault
+
+
 def test_surgery(zoo: Zoo, source: Path, tmp_path: Path) -> None:
     plain = zoo("import", source, "plain", "--set", f"{GATE}=identity_init")
     assert plain.code == 0, plain.err
@@ -86,6 +92,8 @@ def test_surgery(zoo: Zoo, source: Path, tmp_path: Path) -> None:
     assert "warning" not in plain.out
     acting = zoo("import", source, "acting", "--set", f"{GATE}=sigmoid")
     assert "warning: SigmoidOutput in slot output does not start at 1: logits change" in acting.out
+    for seed in (-1, 2**64):
+        assert "--seed: expected a number from 0 to 2^64 - 1" in zoo("import", source, "new", "--seed", seed).fault
     refused = zoo("export", "plain", "out").fault
     assert "llama cannot say this stack: blocks.attn.mixer.gates.output is 'identity_init'" in refused
     assert not Path("out").exists()

@@ -25,7 +25,8 @@ from zoo.registry import RecipeError
 from zoo.stack import Stack
 
 _DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
-_MOST = 2**20
+_MOST_GPUS = 2**20
+_MOST_SEQUENCES = 2**14  # the chunks of the loss are played through one by one
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Setup:
         for name, value in (("gpus", self.gpus), ("seq", self.length), ("batch", self.batch)):
             if value < 1:
                 raise RecipeError(f"{name}: expected at least 1, found {value}")
-        for name, value in (("gpus", self.gpus), ("batch", self.batch)):
-            if value > _MOST:
-                raise RecipeError(f"{name}: expected at most {_MOST:,}, found {value:,}")
+        for name, value, most in (("gpus", self.gpus, _MOST_GPUS), ("batch", self.batch, _MOST_SEQUENCES)):
+            if value > most:
+                raise RecipeError(f"{name}: expected at most {most:,}, found {value:,}")
         if self.tokens is not None and not 0 < self.tokens < math.inf:
             raise RecipeError(f"tokens: expected a number above 0, found {self.tokens:g}")
         if not 0 < self.utilisation <= 1:
@@ -122,9 +123,9 @@ def _fit(model: Stack, held: Activations, states: States, setup: Setup, total: i
     fewest: int | None = None
     if fits(1):
         fewest = 1
-    elif fits(_MOST):
+    elif fits(_MOST_GPUS):
         # from two GPUs on, more of them never take more memory each
-        low, high = 1, _MOST
+        low, high = 1, _MOST_GPUS
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(middle) else (middle, high)

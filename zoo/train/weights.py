@@ -23,7 +23,8 @@ def find_checkpoint(path: str | Path, place: str = PLACE) -> Path:
     if last.exists():
         return last
     if path.is_dir():
-        raise RecipeError(f"{place}: the folder '{path}' holds no checkpoint (no checkpoints/last.ckpt)")
+        theirs = ": transformers' files become one by `zoo import`" if (path / "config.json").is_file() else ""
+        raise RecipeError(f"{place}: the folder '{path}' holds no checkpoint (no checkpoints/last.ckpt){theirs}")
     known = [str(item) for item in path.parent.iterdir()] if path.parent.is_dir() else []
     raise RecipeError(f"{place}: no checkpoint '{path}'{did_you_mean(str(path), known)}")
 
