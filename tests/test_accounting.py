@@ -76,8 +76,8 @@ def test_every_recipe(name: str) -> None:
     assert [row["block"] for row in found["layers"]] == list(model.config.layers)
     assert [row["layer"] for row in found["layers"]] == list(range(model.config.n_layers))
     assert all(row["backend"] for row in found["layers"])
-    streams = 0 if model.streams is None else sum(parameter.numel() for parameter in model.streams.parameters())
-    outside = found["params"]["embedding"] + model.config.d_model + streams
+    around = [part for part in (model.streams, model.embed_norm, model.norm) if part is not None]
+    outside = found["params"]["embedding"] + sum(one.numel() for part in around for one in part.parameters())
     assert sum(row["params"] for row in found["layers"]) + outside == found["params"]["total"]
 
 

@@ -82,6 +82,7 @@ STEPS = {
     "deepseek_v4/tiny": None,
     "mamba2/tiny": BF16,
     "gpt_oss/tiny": None,
+    "rwkv7/tiny": None,
 }
 
 

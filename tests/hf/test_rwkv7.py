@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import zoo
-from tests.tolerances import FORWARD, assert_close
-from zoo.check.cases import redraw
+from tests.tolerances import BACKWARD, FORWARD, assert_close
+from zoo.check.cases import gradients, redraw
+from zoo.hf.bound import bind_model
 from zoo.hf.files import list_tensors, read_tensors
 from zoo.hf.recipes import to_config, to_stack
 from zoo.registry import RecipeError
@@ -80,16 +81,22 @@ def authors(p: dict[str, Tensor], tokens: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-@torch.no_grad()
 def test_it_is_the_authors_recurrence(tmp_path: Path) -> None:
+    """Logits, and the gradient of every tensor."""
     lm = zoo.load(to_stack(CONFIG).stack)
     redraw(lm)
     lm = lm.double()
     assert zoo.to_hf(lm, tmp_path / "out") == "rwkv7", "the family is found from the stack alone"
-    tensors = dict(read_tensors(list_tensors(tmp_path / "out")))
-    tokens = torch.randint(31, (1, 37))
-    logits = lm(tokens)
-    assert_close(logits[0], authors(tensors, tokens[0]), FORWARD[torch.float64])
+    tensors = {name: one.requires_grad_() for name, one in read_tensors(list_tensors(tmp_path / "out"))}
+    tokens, weight = torch.randint(31, (1, 37)), torch.randn(37, 31, dtype=torch.float64)
+    logits, wanted = lm(tokens), authors(tensors, tokens[0])
+    assert_close(logits[0], wanted, FORWARD[torch.float64])
+    ours = gradients(lm, (logits[0] * weight).sum())
+    theirs = torch.autograd.grad((wanted * weight).sum(), list(tensors.values()))
+    read = to_config(lm.config, "rwkv7")
+    rules = {rule.hf: rule for rule in bind_model(read.family, read.config, read.kinds, lm)}
+    for name, want in zip(tensors, theirs, strict=True):
+        assert_close(rules[name].to_hf(ours), want, BACKWARD[torch.float64], name)
     fused = zoo.load(to_stack({**CONFIG, "fuse_norm": True}).stack).double()
     fused.load_state_dict(lm.state_dict())
     assert 1e-8 < (fused(tokens) - logits).abs().max() < 1e-3, "what the epsilon of fla's kernel does"
