@@ -36,7 +36,7 @@ def test_formula(options: dict[str, Any]) -> None:
         heads = y.view(2, 7, options.get("n_heads", 1), -1)
         outputs.append((weights[..., i].unsqueeze(-1) * heads).flatten(2))
     if "join" in options:
-        groups = [y @ project.weight.T for y, project in zip(outputs, part.projections, strict=True)]
+        groups = [y @ project.weight.T for y, project in zip(outputs, part.join_projs, strict=True)]
         want = torch.cat(groups, dim=-1) @ part.o_proj.weight.T
     else:
         want = outputs[0] + outputs[1]

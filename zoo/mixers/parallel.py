@@ -60,10 +60,10 @@ class Parallel(Mixer):
         self.norms: Any = None
         if branch_norm:
             self.norms = nn.ModuleList(RMSNorm(d_model, self.read_out_norm) for _ in branches)
-        self.projections: nn.ModuleList | None = None
+        self.join_projs: nn.ModuleList | None = None
         if join == "concat":
             rank = d_model // n if join_rank is None else join_rank
-            self.projections = nn.ModuleList(nn.Linear(d_model, rank, bias=False) for _ in branches)
+            self.join_projs = nn.ModuleList(nn.Linear(d_model, rank, bias=False) for _ in branches)
             self.o_proj = nn.Linear(n * rank, d_model, bias=False)
         self.fill(
             gates,
@@ -81,9 +81,9 @@ class Parallel(Mixer):
                 heads = y.unflatten(-1, (self.n_heads, -1))
                 y = (weights[..., i, None] * heads).to(y.dtype).flatten(-2)
             outputs.append(y)
-        if self.projections is None:
+        if self.join_projs is None:
             return self.post(torch.stack(outputs).sum(0), x)
-        groups = [project(y) for project, y in zip(self.projections, outputs, strict=True)]
+        groups = [project(y) for project, y in zip(self.join_projs, outputs, strict=True)]
         return self.post(self.o_proj(torch.cat(groups, dim=-1)), x)
 
     def state_size(self, length: int) -> int:
