@@ -86,7 +86,10 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+LONG = ("deepseek_v4/tiny", "mamba2/tiny")
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] if x in LONG else []) for x in STEPS])
 def test_the_peak_of_a_step_is_the_allocators(name: str) -> None:
     low, batch, length = STEPS[name], 2, 256
     lm = zoo.load(name)
