@@ -40,7 +40,7 @@ def run_here(recipe):
     return pytest.param(recipe, marks=[pytest.mark.slow] if recipe.startswith(alone) else [])
 
 
-@pytest.mark.parametrize("recipe", map(run_here, tiny_recipes()))
+@pytest.mark.parametrize("recipe", list(map(run_here, tiny_recipes())))
 def test_first_losses_are_golden(recipe, tmp_path):
     run = tmp_path / "run"
     # the first loss shows the forward, the second the backward and the optimizer: half of the steps are enough
