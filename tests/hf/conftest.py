@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 
 import zoo
 from tests.hf.cases import CASES, FLA_CASES
+from tests.oracles import OFFLINE, need
 from zoo.stack import Stack
 
 
@@ -42,22 +42,19 @@ class Answered:
 
 @pytest.fixture(scope="session")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
+    need("transformers")
     return ask("oracle.py", tmp_path_factory.mktemp("hf"), CASES)
 
 
 @pytest.fixture(scope="session")
 def answered_by_fla(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
-    for package in ("fla", "einops"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package}, the oracle or what it needs, is not installed")
+    need("fla", "einops")
     return ask("fla_oracle.py", tmp_path_factory.mktemp("fla"), FLA_CASES)
 
 
 def ask(program: str, folder: Path, cases: Iterable[str]) -> dict[str, Answered]:
     """What the program says of the cases, before and after our export."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+    environment = {**os.environ, **OFFLINE, "TQDM_DISABLE": "1"}
     command = [sys.executable, str(Path(__file__).with_name(program)), str(folder)]
     with (
         open(folder / "stderr", "w+") as errors,

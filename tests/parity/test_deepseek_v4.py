@@ -5,10 +5,6 @@ Tolerance is a yardstick, as in test_transformers: 20 times what 1e-7 of noise o
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.oracles import ask
 from tests.parity.deepseek_v4 import CHUNKS, CONFIG, KINDS, YARN
 from zoo.cache import LayerCache
 from zoo.decode import decode_options
@@ -33,13 +30,7 @@ every_rope = pytest.mark.parametrize("rope", ["plain", "yarn"])
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
-    file = tmp_path_factory.mktemp("parity") / "deepseek_v4.pt"
-    program = Path(__file__).with_name("deepseek_v4.py")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, program, file], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    file = ask(Path(__file__).with_name("deepseek_v4.py"), tmp_path_factory.mktemp("parity") / "deepseek_v4.pt")
     loaded: dict[str, Any] = torch.load(file, weights_only=True)
     return loaded
 

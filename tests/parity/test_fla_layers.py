@@ -5,10 +5,6 @@ Its kernels need Triton: plain torch stands in their place (see `fla_layers.py`)
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +14,7 @@ import torch
 from torch import Tensor
 
 import zoo
+from tests.oracles import ask
 from tests.parity.fla_layers import CASES, EPS, WIDTH
 from tests.parity.mapping import Tensors
 from tests.parity.test_transformers import difference, fill
@@ -177,14 +174,8 @@ TWINS = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answers]:
-    for package, what in {"fla": "flash-linear-attention", "einops": "einops"}.items():
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{what}, the oracle or what it needs, is not installed")
-    file = tmp_path_factory.mktemp("parity") / "fla_layers.pt"
     program = Path(__file__).with_name("fla_layers.py")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, program, file], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    file = ask(program, tmp_path_factory.mktemp("parity") / "fla_layers.pt", "fla", "einops")
     found: dict[str, Answers] = torch.load(file, weights_only=True)
     return found
 

@@ -6,10 +6,6 @@ Tolerance is a yardstick, as in test_transformers: 20 times what 1e-7 of noise o
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.oracles import ask
 from tests.parity.glm5_next import CHUNKS, CONFIG, POOLS
 from zoo.cache import LayerCache
 from zoo.decode import decode_options
@@ -40,13 +37,7 @@ every_pool = pytest.mark.parametrize("pool", POOLS)
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
-    file = tmp_path_factory.mktemp("parity") / "glm5_next.pt"
-    program = Path(__file__).with_name("glm5_next.py")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, program, file], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    file = ask(Path(__file__).with_name("glm5_next.py"), tmp_path_factory.mktemp("parity") / "glm5_next.pt")
     loaded: dict[str, Any] = torch.load(file, weights_only=True)
     return loaded
 

@@ -4,9 +4,6 @@ gradients are the same."""
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.oracles import ask
 from tests.parity.residuals import CASES, LAYERS, D
 from tests.tolerances import BACKWARD, FORWARD, assert_close
 from zoo.nn.residual.attn_res import Read
@@ -36,13 +34,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
-    file = tmp_path_factory.mktemp("parity") / "residuals.pt"
-    program = Path(__file__).with_name("residuals.py")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, program, file], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    file = ask(Path(__file__).with_name("residuals.py"), tmp_path_factory.mktemp("parity") / "residuals.pt")
     loaded: dict[str, Any] = torch.load(file, weights_only=True)
     return loaded
 

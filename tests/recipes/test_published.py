@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 import zoo
+from tests.oracles import ask
 from zoo.cli import main
 from zoo.recipe import find_recipe, read_recipe
 
@@ -63,12 +62,7 @@ def report(recipe: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers, the oracle, is not installed: it comes with flash-linear-attention")
-    file = tmp_path_factory.mktemp("counts") / "counts.json"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, PROGRAM, file], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    file = ask(PROGRAM, tmp_path_factory.mktemp("counts") / "counts.json")
     counts: dict[str, Any] = json.loads(file.read_text())
     return counts
 
