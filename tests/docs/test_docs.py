@@ -9,7 +9,7 @@ import pytest
 
 import zoo
 from tests.recipes.golden import CORPUS
-from zoo import catalogue
+from zoo import catalogue, ops
 from zoo.cli import main
 from zoo.recipe import parse_yaml, read_recipe
 from zoo.registry import DECAY
@@ -77,3 +77,10 @@ def test_the_tables_are_those_of_the_classes():
     assert catalogue.rewrite(page) == page, "run `make docs`"
     for kind in ("gates", "mixers", "ffns", "routers", "residuals"):
         assert [name for name in zoo.list(kind) if f"`{name.split('/')[-1]}`" not in page] == []
+
+
+def test_every_op_has_its_row_with_its_backends_in_order():
+    page = (ROOT / "docs" / "backends.md").read_text()
+    rows = re.findall(r"^\| `zoo\.ops\.(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE)
+    found = {name: re.findall(r"`(\w+)`", backends) for name, backends in rows}
+    assert found == {op.name: list(op.backends) for op in ops._dispatch._ops}
