@@ -24,6 +24,12 @@ def test_json_is_the_recipe_after_its_overrides(zoo, recipe) -> None:
     assert shown["layers"][0]["ffn"] is None
 
 
+def test_a_folder_of_transformers_is_told_to_be_imported(zoo, tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    said = zoo("show", tmp_path).fault
+    assert f"`zoo import {tmp_path} OUT` makes it a run folder" in said
+
+
 def test_says_why_a_backend_is_not_taken(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.ops._dispatch import Backend
     from zoo.ops.attention import _op

@@ -76,6 +76,7 @@ def test_all_values_that_are_not_understood_are_listed(tmp_path: Path) -> None:
         ({"model_type": None}, "model_type: expected a name, found None"),
         ({"num_attention_heads": "4"}, "num_attention_heads is '4', where a int stands"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and zoo takes at most 1000"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"layer_types": ["full_attention"], "model_type": "qwen3"}, "layer_types is ['full_attention'], where num"),
         ({"num_attention_heads": 3}, "n_heads"),
@@ -200,6 +201,15 @@ def test_a_head_beside_a_tied_embedding_must_be_it(tmp_path: Path) -> None:
     assert torch.equal(logits(zoo.from_hf(folder)), logits(lm))
     edit_tensors(folder, lm_head__weight=torch.zeros(256, 16))
     assert "tie_word_embeddings is true, and lm_head.weight is not the embedding" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_none_are_told(tmp_path: Path, value: float) -> None:
+    folder = write(tmp_path / "hf", LLAMA)
+    assert not zoo.hf.import_folder(folder).notes
+    edit_tensors(folder, model__norm__weight=torch.tensor([value, *[1.0] * 15]))
+    notes = zoo.hf.import_folder(folder).notes
+    assert notes == ("NaN or infinite numbers in 1 tensors of the files: model.norm.weight",)
 
 
 def test_dtypes_are_the_files(tmp_path: Path) -> None:

@@ -45,4 +45,10 @@ def seed(text: str) -> int:
 def recipe_source(text: str) -> str:
     """A recipe given by name or path, or by a run's folder, whose recipe is its config.yaml."""
     config = Path(text) / "config.yaml"
-    return str(config) if config.is_file() else text
+    if config.is_file():
+        return str(config)
+    if config.with_suffix(".json").is_file():
+        raise RecipeError(
+            f"{text}: a folder of transformers, not of zoo; `zoo import {text} OUT` makes it a run folder"
+        )
+    return text

@@ -15,6 +15,7 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument("--family", metavar="MODEL_TYPE", help="as this model_type; else as the one that can say it")
     options = parser.read(args)
 
+    from zoo.accounting.costs import count
     from zoo.cli._hf_run import files_beside, read_run
     from zoo.hf import to_hf
     from zoo.hf.files import check_free
@@ -27,8 +28,9 @@ def main(command: str, args: list[str]) -> int:
     lm, origin = read_run(checkpoint)
     beside = files_beside(run_of(checkpoint))
     model_type = to_hf(lm, out, family=options.family, origin=origin, beside=beside)
-    print(f"{out}: {model_type}, {sum(parameter.numel() for parameter in lm.parameters()):,} parameters")
-    if lm.multi_token is not None:
+    extra = 0 if lm.multi_token is None else count(lm.multi_token.parameters())
+    print(f"{out}: {model_type}, {count(lm.parameters()) - extra:,} parameters")
+    if extra:
         print("left out: multi_token, for which transformers has no place")
     if not any(path.name == "tokenizer.json" for path in beside):
         print("note: no tokenizer that transformers can read")

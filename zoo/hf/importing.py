@@ -34,7 +34,7 @@ class Imported:
     skipped  tensors of the files that the text model does not need
     new      tensors of the model that the files have nothing for: they have their own start
     dropped  tensors of the files that the changed stack has no place for
-    notes    what the changes do to the logits, one line each
+    notes    what the changes do to the logits, and which tensors of the files hold no finite numbers; one line each
     imports  the user's files that the changed stack needs
     """
 
@@ -87,15 +87,22 @@ def import_folder(
     _allocate(lm, _dtypes(rules, stored, kept), kept, device)
     own = tensors_of(lm)
     targets = {name: own[name] for name in kept}
+    broken = []
     for name, tensor in read_tensors({name: stored[name] for name in rules}):
+        if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():  # holds nothing of its size
+            broken.append(name)
         rules[name].fill(targets, tensor, before)
     _check_tied(tied, lm, folder)
     widened = {name: stored[name].dtype for name, rule in rules.items() if _is_widened(rule, own, stored[name])}
     origin = Origin(data, {name: dtype for name, dtype in widened.items() if dtype is not None})
     remember(lm, origin)
     new = tuple(name for name in own if name not in kept)
-    notes = notes_on_gates(plain, lm) if set else ()
-    return Imported(lm, changed.stack, origin, skipped, new, dropped, notes, changed.imports)
+    notes = [*(notes_on_gates(plain, lm) if set else ()), *_notes_on_numbers(broken)]
+    return Imported(lm, changed.stack, origin, skipped, new, dropped, tuple(notes), changed.imports)
+
+
+def _notes_on_numbers(broken: Sequence[str]) -> list[str]:
+    return [f"NaN or infinite numbers in {len(broken)} tensors of the files: {', '.join(broken)}"] if broken else []
 
 
 def _is_widened(rule: Bound, own: Mapping[str, Tensor], stored: Stored) -> bool:

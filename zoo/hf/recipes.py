@@ -9,7 +9,7 @@ from typing import Any
 from zoo.config import StackConfig, check_parts, decode_stack
 from zoo.hf.configuration import FILE, FIXED, HARMLESS, Config, gather_rope, rename
 from zoo.hf.family import Family, families, family_of
-from zoo.hf.layers import WithFFN
+from zoo.hf.layers import COUNT, WithFFN
 from zoo.hf.normal import differences, normal_stack
 from zoo.hf.pattern import compress
 from zoo.hf.template import Inexpressible, Written, fill, match
@@ -17,6 +17,9 @@ from zoo.registry import RecipeError, did_you_mean
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Written where nothing is known of them: the defaults of a family may lie outside the vocabulary."""
+
+MOST_LAYERS = 1000
+"""Ten times what was ever released. A slip of a config.json must not be laid out layer by layer first."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ def to_stack(data: Mapping[str, Any]) -> Read:
         renamed = rename(prepared, family.aliases)
         # a class with a `rope_theta` of its own reads that key and no other
         config = Config(renamed if "rope_theta" in family.defaults else gather_rope(renamed), family.defaults)
+        _check_count(config, family)
         kinds = family.layers.read(config)
         stack = fill(family.stack, config)
         # the dense kind of a mixer needs no name of its own where there is no other
@@ -64,6 +68,12 @@ def to_stack(data: Mapping[str, Any]) -> Read:
     sizes = {name: stack.pop(name) for name in ("vocab_size", "d_model")}
     layers = {"n_layers": len(kinds), **compress([names[kind] for kind in kinds])}
     return Read(family, config, {**sizes, **layers, "blocks": blocks, **stack}, kinds)
+
+
+def _check_count(config: Config, family: Family) -> None:
+    count = config[COUNT]
+    if isinstance(count, int) and count > MOST_LAYERS:
+        raise RecipeError(f"{FILE} of a {family.model_type}: {COUNT} is {count}, and zoo takes at most {MOST_LAYERS}")
 
 
 def _nearest(key: str, family: Family) -> str:

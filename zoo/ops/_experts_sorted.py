@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -64,21 +64,63 @@ class Grouped:
         return F.grouped_mm(left.T, right, offs=self.ends)
 
 
-class Batched:
-    """All experts in one batched product, each with `most` rows, the last of them empty. Where loads are small the time
-    is that of reading the matrices, and nothing else reads them as fast."""
+class Run(NamedTuple):
+    """Experts that are multiplied together: which, their rows, and how many each has, the last of them empty."""
 
-    def __init__(self, most: int):
-        self.most = most
+    experts: slice
+    rows: slice
+    most: int
+
+
+class Batched:
+    """A run of experts in one batched product, which shares them out over threads: with few rows each, the time is that
+    of reading the matrices, and a product by itself does not gain from a second thread."""
+
+    def __init__(self, runs: list[Run]):
+        self.runs = runs
 
     def rows(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        each = rows.unflatten(0, (-1, self.most))
-        if matrices.is_contiguous():
-            return torch.bmm(each, matrices).flatten(0, 1)
-        return torch.bmm(matrices.mT, each.mT).mT.flatten(0, 1)  # on CPU faster than a transposed factor on the right
+        out = rows.new_empty(len(rows), matrices.shape[2])
+        straight = matrices.stride(2) == 1
+        matrices = matrices if straight else matrices.mT
+        for experts, at, most in self.runs:
+            some = matrices[experts]
+            each, into = rows[at].view(len(some), most, -1), out[at].view(len(some), most, -1)
+            if straight:
+                torch.bmm(each, some, out=into)
+            else:  # on CPU faster than a transposed factor on the right
+                into.copy_(torch.bmm(some, each.mT).mT)
+        return out
 
     def matrices(self, left: Tensor, right: Tensor, like: Tensor) -> Tensor:
-        return torch.bmm(left.unflatten(0, (-1, self.most)).mT, right.unflatten(0, (-1, self.most)))
+        # the gradient of an expert without a token is 0
+        out = torch.empty_like(like) if self.covers(len(like)) else torch.zeros_like(like)
+        for experts, at, most in self.runs:
+            into = out[experts]
+            torch.bmm(left[at].view(len(into), most, -1).mT, right[at].view(len(into), most, -1), out=into)
+        return out
+
+    def covers(self, n_experts: int) -> bool:
+        return sum(len(range(n_experts)[experts]) for experts, _, _ in self.runs) == n_experts
+
+
+def _runs(loads: list[int], threads: int) -> list[Run]:
+    """The used experts, as many at a time as there are threads. Two of like load are a slice wherever they stand; more
+    than two are neighbours."""
+    used = [expert for expert, load in enumerate(loads) if load]
+    if threads == 2:
+        used.sort(key=loads.__getitem__)
+        groups = [sorted(used[i : i + 2]) for i in range(0, len(used), 2)]
+        experts = [slice(group[0], group[-1] + 1, max(1, group[-1] - group[0])) for group in groups]
+    else:
+        experts = [slice(i, min(i + threads, len(loads))) for i in range(0, len(loads), threads)]
+    runs, end = [], 0
+    for some in experts:
+        most = max(loads[some])
+        if most:
+            start, end = end, end + most * len(loads[some])
+            runs.append(Run(some, slice(start, end), most))
+    return runs
 
 
 @dataclass(frozen=True)
@@ -102,15 +144,35 @@ def loop(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tens
 
 
 FEW, SOME = 4, 40
-"""Mean rows of an expert between which a batched product is the fastest on CPU, measured at widths of 128 and 256."""
+"""Mean rows of an expert between which batched products are the fastest on CPU, measured at widths of 128 and 256."""
 
 
-def batched(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
-    """Loads so uneven that most rows would be empty are multiplied in turn."""
+def batched(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    combine: Combine,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> Tensor:
+    """Rows that are there to fill a run up are those of one more token, which is 0."""
     loads = _loads(x, chosen, len(down))
-    if max(loads) * len(down) > 3 * chosen.numel():
-        return _sorted(Loop(loads), x, chosen, weights, gate_up, down, *rest)
-    return _padded(max(loads), x, chosen, weights, gate_up, down, *rest)
+    runs = _runs(loads, torch.get_num_threads())
+    starts, owners = torch.zeros(len(down), dtype=torch.int64), []
+    for experts, rows, most in runs:
+        starts[experts] = torch.arange(rows.start, rows.stop, most)
+        owners += [expert for expert in range(len(down))[experts] for _ in range(most)]
+    expert, order = chosen.flatten().sort(stable=True)
+    first = torch.tensor(loads).cumsum(0).sub_(torch.tensor(loads))
+    row = torch.arange(len(order)) + (starts - first).index_select(0, expert)
+    token = order.new_full((len(owners),), len(x)).scatter_(0, row, order // chosen.shape[1])
+    weight = weights.new_zeros(len(token)).index_copy(0, row, weights.flatten().index_select(0, order))
+    bias = None if gate_up_bias is None else gate_up_bias.index_select(0, torch.tensor(owners))
+    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))
+    y: Tensor = _Sorted.apply(padded, weight, gate_up, bias, down, Rows(token), Batched(runs), combine)
+    return _with_bias(y[:-1], chosen, weights, down_bias)
 
 
 def refuse_batched(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, *unused: Any) -> str | None:
@@ -185,30 +247,6 @@ def _sorted(
     rows = Rows(order // chosen.shape[1], place)
     y: Tensor = _Sorted.apply(x, weight, gate_up, bias, down, rows, products, combine)
     return _with_bias(y, chosen, weights, down_bias)
-
-
-def _padded(
-    most: int,
-    x: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    combine: Combine,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-) -> Tensor:
-    """As _sorted, with `most` rows for every expert. Empty rows are those of one more token, which is 0."""
-    n_experts = len(down)
-    expert, order = chosen.flatten().sort(stable=True)
-    first = torch.searchsorted(expert, torch.arange(n_experts, device=x.device))
-    row = torch.arange(len(order), device=x.device) + (expert * most - first[expert])
-    token = order.new_full((n_experts * most,), len(x)).scatter_(0, row, order // chosen.shape[1])
-    weight = weights.new_zeros(len(token)).index_copy(0, row, weights.flatten().index_select(0, order))
-    bias = None if gate_up_bias is None else gate_up_bias.repeat_interleave(most, dim=0)
-    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))
-    y: Tensor = _Sorted.apply(padded, weight, gate_up, bias, down, Rows(token), Batched(most), combine)
-    return _with_bias(y[:-1], chosen, weights, down_bias)
 
 
 def _with_bias(y: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
