@@ -3,7 +3,7 @@
 Five things stand between these kernels and the interpreter:
 
 * Triton and fla look for a GPU; one that only has a name stands in.
-* The autotuner times configurations on it; here it takes the first that pruning leaves.
+* The autotuner times configurations on it; here `choose` takes one of those that pruning leaves.
 * Kernels call `.to(tl.int64)` on the counters of their loops, which the interpreter leaves plain integers; here the
   loops of a kernel count in the interpreter's own scalars.
 * fla gives `tl.gather` a name of its own, where the interpreter does not look for what it has to replace.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -36,9 +37,22 @@ class _Named:
         return GPUTarget("cpu", 0, 32)
 
 
-def _first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+def first(configs: list[Any]) -> Any:
+    """Mostly that with the smallest blocks: the loops over blocks run more than once."""
+    return configs[0]
+
+
+def largest(configs: list[Any]) -> Any:
+    """That with the largest blocks, of which fewest are interpreted."""
+    return max(configs, key=lambda config: sum(x for x in config.kwargs.values() if isinstance(x, int)))
+
+
+choose = first
+
+
+def _run_one_config(self: Any, *args: Any, **kwargs: Any) -> Any:
     self.nargs = dict(zip(self.arg_names, args, strict=False))
-    config = self.prune_configs(kwargs)[0]
+    config = choose(self.prune_configs(kwargs))
     return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
@@ -58,6 +72,13 @@ def _patch_lang_core(lang: Any, scope: Any, patch: Any = interpreter._patch_lang
     scope.set_attr(lang, "range", _count)
 
 
+def _patch_lang(fn: Any, patch: Any = interpreter._patch_lang) -> Any:
+    """Once a kernel: the functions that it calls find the language replaced already, and replacing takes long."""
+    languages = [tl, tl.core] if tl.core in fn.__globals__.values() else [tl]
+    done = all(language.range is _count for language in languages)
+    return interpreter._LangPatchScope() if done else patch(fn)
+
+
 def _gather(source: Any, index: Any, axis: Any, gather: Any = tl.gather) -> Any:
     return gather(source, index, axis, _semantic=interpreter.interpreter_semantic)
 
@@ -67,14 +88,16 @@ def _splat(shape: Any, x: Any, splat: Any = interpreter.interpreter_builder.crea
 
 
 driver.set_active(_Named())
-autotuner.Autotuner.run = _first_config
+autotuner.Autotuner.run = _run_one_config
 interpreter._count = _count  # the interpreter shows its own globals to the kernels that it rewrites
 interpreter._patch_lang_core = _patch_lang_core
+interpreter._patch_lang = _patch_lang
 interpreter.FunctionRewriter.ast_transformer = _CountInScalars()
 tl.gather = _gather
 interpreter.interpreter_builder.create_splat = _splat
 np.seterr(all="ignore")  # in lanes that are masked afterwards
 
+sys.modules["fla.layers"] = None  # type: ignore[assignment]  # with its models it brings transformers, for nothing here
 with warnings.catch_warnings():  # of packages that fla would like to have, too
     warnings.simplefilter("ignore")
     import fla  # noqa: F401
