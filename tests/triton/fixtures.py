@@ -46,7 +46,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(cuda: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the functions of fla that a test has called. Each call names its arguments, as the function does."""
     called: list[str] = []
     for module, names in CALLED.items():

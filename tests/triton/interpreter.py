@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,7 +96,5 @@ tl.gather = _gather
 interpreter.interpreter_builder.create_splat = _splat
 np.seterr(all="ignore")  # in lanes that are masked afterwards
 
-sys.modules["fla.layers"] = None  # type: ignore[assignment]  # with its models it brings transformers, for nothing here
-with warnings.catch_warnings():  # of packages that fla would like to have, too
-    warnings.simplefilter("ignore")
-    import fla  # noqa: F401
+# fla's layers and models would bring transformers, and nothing here needs them
+sys.modules.update({"fla.layers": None, "fla.models": None})  # type: ignore[dict-item]

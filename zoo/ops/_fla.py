@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
+import warnings
 from functools import cache, lru_cache
 from typing import Any
 
@@ -81,11 +82,13 @@ def unusable() -> str | None:
         triton.runtime.driver.active  # noqa: B018  the property looks for a GPU
     except _FAULTS as error:
         return f"Triton finds no GPU: {brief(error)}"
-    for name in MODULES:
-        try:
-            importlib.import_module(name)
-        except _FAULTS as error:
-            return f"fla cannot be imported: {name}: {brief(error)}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that other kernels could use
+        for name in MODULES:
+            try:
+                importlib.import_module(name)
+            except _FAULTS as error:
+                return f"fla cannot be imported: {name}: {brief(error)}"
     return None
 
 
