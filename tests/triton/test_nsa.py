@@ -21,14 +21,14 @@ def tolerance(name: str) -> float:
     return (BACKWARD if "grad" in name else FORWARD)[torch.float32]
 
 
-def inputs(queries: int, keys: list[int], kv_heads: int = 1) -> dict[str, Any]:
+def inputs(queries: int, keys: list[int], kv_heads: int = 1, batch: int = 1) -> dict[str, Any]:
     total, entries = sum(keys), sum(BLOCKS.complete(length) for length in keys)
     return {
-        "q": torch.randn(1, queries, 16 * kv_heads, 16),
-        "k_cmp": torch.randn(1, entries, kv_heads, 16),
-        "v_cmp": torch.randn(1, entries, kv_heads, 24),
-        "k": torch.randn(1, total, kv_heads, 16),
-        "v": torch.randn(1, total, kv_heads, 24),
+        "q": torch.randn(batch, queries, 16 * kv_heads, 16),
+        "k_cmp": torch.randn(batch, entries, kv_heads, 16),
+        "v_cmp": torch.randn(batch, entries, kv_heads, 24),
+        "k": torch.randn(batch, total, kv_heads, 16),
+        "v": torch.randn(batch, total, kv_heads, 24),
     }
 
 
@@ -52,8 +52,8 @@ def test_packed(calls: list[str]) -> None:
     hold(run(x, **how), run(x, **how, backend="reference"), tolerance, calls)
 
 
-def test_several_key_heads(calls: list[str]) -> None:
-    x = inputs(24, [24], kv_heads=2)
+def test_a_batch_and_several_key_heads(calls: list[str]) -> None:
+    x = inputs(24, [24], kv_heads=2, batch=2)
     hold(run(x), run(x, backend="reference"), tolerance, calls)
 
 
