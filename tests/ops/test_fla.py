@@ -74,7 +74,7 @@ MACHINES: dict[str, tuple[dict[str, str], dict[str, Any], str | None]] = {
     "all well": (WORKS, {"triton": _triton()}, None),
     "a later 0.6": ({"fla-core": "0.6.3.post1"}, {"triton": _triton()}, None),
     "nothing": ({}, {}, "flash-linear-attention is not installed"),
-    "an old fla": ({"fla-core": "0.5.1"}, {}, "fla 0.5.1 is too old: before 0.6 gradients"),
+    "an old fla": ({"fla-core": "0.5.1"}, {}, "fla 0.5.1 is too old: before 0.6 the delta"),
     "a new fla": ({"fla-core": "0.7.0"}, {}, "fla 0.7.0 is too new: its functions are known up to 0.6"),
     "no Triton": (WORKS, {"triton": ModuleNotFoundError("No module named 'triton'")}, "Triton is not installed, and"),
     "a broken Triton": (WORKS, {"triton": OSError("libtriton.so: no")}, "Triton cannot be imported: libtriton.so: no"),
@@ -263,7 +263,7 @@ def test_gradients_that_triton_breaks_are_refused(usable: None, on_meta: None, m
     ("version", "broken"), [("3.3.1", False), ("3.4.0", True), ("3.7.0", True), ("3.7.1", False), ("3.9.0", False)]
 )
 def test_the_tritons_that_break_them(version: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(__version__=version))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, there in (((9, 0), True), ((8, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)

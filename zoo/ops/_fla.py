@@ -65,8 +65,8 @@ def unusable() -> str | None:
         return "flash-linear-attention is not installed"
     if numbers(found) < (0, 6):
         return (
-            f"fla {found} is too old: before 0.6 gradients of the delta rule are wrong on Hopper (fla #640, #984), and "
-            "many short documents crash it (#1077)"
+            f"fla {found} is too old: before 0.6 the delta rule can have wrong gradients on Hopper (#640, #984) and "
+            "crash on many short documents (#1077)"
         )
     if numbers(found) >= (0, 7):
         return f"fla {found} is too new: its functions are known up to 0.6"
@@ -101,9 +101,10 @@ def refuse_gated_backward(*tensors: Tensor | None) -> str | None:
 
 @cache
 def _broken_triton() -> str | None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+    # AMD's GPUs count their capabilities by themselves
+    if torch.version.hip or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return None
-    found = importlib.metadata.version("triton")
+    found = importlib.import_module("triton").__version__
     return found if (3, 4) <= numbers(found) < (3, 7, 1) else None
 
 
