@@ -14,6 +14,7 @@ from zoo.ops import (
     delta_rule,
     dplr,
     experts,
+    gated_norm,
     lightning_indexer,
     linear_attention,
     nsa,
@@ -146,6 +147,7 @@ def calls():
         "experts",
         lambda **how: experts(x[0, :, 0], routes, beta[0], stacked, stacked[:, :8], lambda gate, up: gate * up, **how),
     )
+    yield "gated_norm", lambda **how: gated_norm(x, x, x[0, 0, 0], activation="silu", eps=1e-6, **how)
     yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
     some = torch.tensor([[[-1], [0], [0], [1], [1]]])
     yield "selected_attention", lambda **how: selected_attention(x, x, x, some, stride=2, **how)

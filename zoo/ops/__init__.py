@@ -10,6 +10,7 @@ from zoo.ops.compressed_attention import compressed_attention
 from zoo.ops.delta_rule import delta_rule
 from zoo.ops.dplr import dplr
 from zoo.ops.experts import experts
+from zoo.ops.gated_norm import gated_norm
 from zoo.ops.lightning_indexer import lightning_indexer
 from zoo.ops.linear_attention import linear_attention
 from zoo.ops.nsa import nsa
@@ -28,6 +29,7 @@ __all__ = [
     "delta_rule",
     "dplr",
     "experts",
+    "gated_norm",
     "lightning_indexer",
     "linear_attention",
     "nsa",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zoo.ops import _fla_delta
 from zoo.ops._check import check_linear, check_shape
 from zoo.ops._delta_chunked import chunked_delta_rule
 from zoo.ops._dispatch import Backend, Op
@@ -45,7 +46,7 @@ def delta_rule(
                    is exactly zero.
 
     Raises ValueError where shapes do not fit together; BackendRefused where a forced backend cannot run the call. The
-    backend `chunked` is differentiable once, `reference` any number of times.
+    backends `fla` and `chunked` are differentiable once, `reference` any number of times.
 
     Sources: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers" (2102.11174); Yang et al., "Gated
     Delta Networks" (2412.06464), section 3.1; "Kimi Linear" (2510.26692) for a decay per channel.
@@ -74,6 +75,7 @@ def _recurrence(q, k, v, log_decay, beta, scale, initial_state):
 
 _op = Op(
     "delta_rule",
+    Backend("fla", _fla_delta.run, _fla_delta.refuse),
     Backend("chunked", unless_few(chunked_delta_rule, _recurrence, 5)),
     Backend("reference", literal(_recurrence, 5)),
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zoo.ops import _fla_dplr
 from zoo.ops._check import check_linear, check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._dplr_chunked import chunked_dplr
@@ -47,7 +48,7 @@ def dplr(
                    is exactly zero.
 
     Raises ValueError where shapes do not fit together; BackendRefused where a forced backend cannot run the call. The
-    backend `chunked` is differentiable once, `reference` any number of times.
+    backends `fla` and `chunked` are differentiable once, `reference` any number of times.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2503.14456).
     """
@@ -74,6 +75,7 @@ def _recurrence(q, k, v, log_decay, a, b, scale, initial_state):
 
 _op = Op(
     "dplr",
+    Backend("fla", _fla_dplr.run, _fla_dplr.refuse),
     Backend("chunked", unless_few(chunked_dplr, _recurrence, 6)),
     Backend("reference", literal(_recurrence, 6)),
 )

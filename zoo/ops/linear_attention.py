@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zoo.ops import _fla_linear
 from zoo.ops._check import check_linear, check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._linear_chunked import chunked_linear_attention
@@ -48,7 +49,7 @@ def linear_attention(
                    is exactly zero.
 
     Raises ValueError where shapes do not fit together; BackendRefused where a forced backend cannot run the call. The
-    backends `scan` and `chunked` are differentiable once, `reference` any number of times.
+    backends `fla`, `scan` and `chunked` are differentiable once, `reference` any number of times.
 
     Sources: Sun et al., "Retentive Network" (2307.08621); Yang et al., "Gated Linear Attention Transformers with
     Hardware-Efficient Training" (2312.06635), section 4; Gu and Dao, "Mamba" (2312.00752), section 3; Dao and Gu,
@@ -84,6 +85,7 @@ def _refuse_scan(q, k, v, *_):
 
 _op = Op(
     "linear_attention",
+    Backend("fla", _fla_linear.run, _fla_linear.refuse),
     Backend("scan", unless_few(scan, _recurrence, 4), _refuse_scan),
     Backend("chunked", unless_few(chunked_linear_attention, _recurrence, 4)),
     Backend("reference", literal(_recurrence, 4)),

@@ -24,7 +24,7 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
-from zoo.ops import _nsa_blockwise
+from zoo.ops import _fla_nsa, _nsa_blockwise
 from zoo.ops._check import check_cu_seqlens, check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._nsa_blocks import FIRST, LOCAL, Blocks
@@ -181,6 +181,7 @@ def _check(
 
 _op = Op(
     "nsa",
+    Backend("fla", _fla_nsa.run, _fla_nsa.refuse),
     Backend("torch", _by_document(_nsa_blockwise.attend)),
     Backend("reference", _by_document(_reference)),
 )

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zoo.ops import _fla_conv
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import Backend, Op
 from zoo.registry import RecipeError, did_you_mean
@@ -164,4 +165,9 @@ def _lengths(bounds: list[int]) -> list[int]:
     return [end - start for start, end in pairwise(bounds)]
 
 
-_op = Op("short_conv", Backend("torch", _torch), Backend("reference", _reference))
+_op = Op(
+    "short_conv",
+    Backend("fla", _fla_conv.run, _fla_conv.refuse),
+    Backend("torch", _torch),
+    Backend("reference", _reference),
+)
