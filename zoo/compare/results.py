@@ -75,15 +75,12 @@ def _speedups(pairs: Sequence[tuple[Row, Row]]) -> Row:
         except (ValueError, TypeError):  # a curve too short, or one that does not fall, says nothing
             continue
         tokens, loss = own["curve"][-1]
-        for name, costs in (
-            ("effective_speedup", [row["flops_per_token"] for row in (base, own)]),
-            (
-                "effective_speedup_time",
-                [1 / row["tokens_per_s"] if row["tokens_per_s"] else None for row in (base, own)],
-            ),
-        ):
-            if None not in costs:
-                logs[name].append(math.log(speedup(curve, costs[0], loss, tokens, costs[1])))
+        logs["effective_speedup"].append(
+            math.log(speedup(curve, base["flops_per_token"], loss, tokens, own["flops_per_token"]))
+        )
+        if base["tokens_per_s"] and own["tokens_per_s"]:
+            taken = speedup(curve, 1 / base["tokens_per_s"], loss, tokens, 1 / own["tokens_per_s"])
+            logs["effective_speedup_time"].append(math.log(taken))
     found: Row = {}
     for name, values in logs.items():
         if values:
