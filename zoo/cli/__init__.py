@@ -23,6 +23,8 @@ COMMANDS = {
     "list": "names that a recipe may use: recipes, mixers, gates, ffns, routers, residuals, tasks",
     "show": "what a recipe builds: layers, parameters, operations, states, backends",
     "generate": "let a checkpoint write",
+    "compare": "recipes under one protocol, at equal budgets, over several seeds: a report",
+    "probe": "what a checkpoint does on a text: loss by position, gates, attention, hidden states",
     "import": "a transformers checkpoint as a run folder: recipe and weights",
     "export": "a checkpoint as a folder that transformers loads",
     "check": "hold a gate, a mixer or an FFN of your own to the zoo's contracts",

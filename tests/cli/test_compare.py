@@ -1,0 +1,89 @@
+"""zoo compare from the command line: what it refuses at once, and a whole comparison that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Zoo
+
+
+@pytest.fixture
+def other(recipe: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "other.yaml"
+    path.write_text(f"base: {recipe}\nmodel:\n  set: [blocks.attn.mixer.gates.output=sigmoid]\n")
+    return path
+
+
+def test_refusals(zoo: Zoo, recipe: Path, other: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for arguments, reason in (
+        ((recipe, "--out", "out"), "expected two recipes or more"),
+        ((recipe, other), "--out"),
+        ((recipe, other, "--out", "out", "--seeds", 0), "--seeds: expected at least 1, found 0"),
+        ((recipe, other, "--out", "out", "--jobs", 0), "--jobs: expected at least 1"),
+        ((recipe, other, "--out", "out", "--lr", "1e-3,x"), "--lr: expected numbers between commas"),
+        ((recipe, other, "--out", "out", "--lr", "0"), "--lr: expected rates above 0"),
+        ((recipe, other, "--out", "out", "--tokens", "many"), "--tokens: expected a number"),
+        ((recipe, other, "--out", "full"), "is there already, and holds no comparison"),
+        ((recipe, other, "--out", "out", "--resume"), "--resume: there is no comparison in out"),
+        ((recipe, other, "--out", "out", "--sweep", "n_layer=[2]"), "n_layer"),
+    ):
+        assert reason in zoo("compare", *arguments).fault, arguments
+    assert not Path("out").exists()
+
+
+def numbers(out: Path) -> list[tuple[Any, ...]]:
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    return [(run["recipe"], run["seed"], run["lr"], run["status"], run["loss"], run["curve"]) for run in runs]
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_twice_comes_to_the_same(
+    zoo: Zoo, recipe: Path, other: Path, tmp_path: Path
+) -> None:
+    command = ("compare", recipe, other, "--seeds", 2, "--tokens", 4000, "--lr", "1e-3,3e-3")
+    assert zoo(*command, "--out", "whole").code == 0
+    started = [sys.executable, "-m", "zoo", *map(str, command), "--out", "killed"]
+    for stop, resume in ((signal.SIGKILL, ()), (signal.SIGINT, ("--resume",))):
+        process = subprocess.Popen([*started, *resume], stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(20)
+        os.killpg(process.pid, stop)
+        process.wait()
+    assert "holds a comparison: --resume" in zoo(*command, "--out", "killed").fault
+    assert "holds another comparison" in zoo(*command, "--out", "killed", "--resume", "--match", "none").fault
+    assert zoo(*command, "--out", "killed", "--resume").code == 0
+    assert numbers(Path("killed")) == numbers(Path("whole"))
+    summary = json.loads(Path("killed/results.json").read_text())["summary"]
+    assert {"recipe", "mean", "ci95", "diff_to_first", "effective_speedup"} <= set(summary[0])
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_shown_as_failed(zoo: Zoo, recipe: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import torch\n"
+        "from zoo.gates.output import SigmoidOutput, register\n\n\n"
+        "@register('broken')\n"
+        "class Broken(SigmoidOutput):\n"
+        "    def activate(self, z):\n"
+        "        return z * torch.nan\n"
+    )
+    variant = tmp_path / "variant.yaml"
+    variant.write_text(f"base: {recipe}\nimports: [{broken}]\nmodel:\n  set: [blocks.attn.mixer.gates.output=broken]\n")
+    done = zoo("compare", recipe, variant, "--seeds", 1, "--out", "out")
+    assert done.code == 1
+    assert "1 of 2 runs failed" in done.err
+    runs = json.loads(Path("out/results.json").read_text())["runs"]
+    assert [run["status"] for run in runs] == ["done", "failed"]
+    assert "not finite" in runs[1]["reason"]
+    assert "not finite" in Path("out/report.md").read_text()

@@ -1,0 +1,79 @@
+"""What recipes must share, what the first one lends to all, and what is refused in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zoo.compare.protocol import SHARED, make_protocol, slug
+from zoo.registry import RecipeError
+
+ROWS = "gated_attention/tiny_baseline"
+
+
+def test_all_get_the_first_ones_training_and_budget() -> None:
+    protocol = make_protocol(["qwen3_next/tiny", "gla/tiny"], tokens=100_000)
+    assert protocol.length == 256
+    assert protocol.tokens == protocol.steps * 256 * 4 >= 100_000
+    first, second = protocol.entries
+    for section in SHARED:
+        assert first.recipe.data[section] == second.recipe.data[section]
+    assert first.recipe.data["trainer"]["max_steps"] == protocol.steps
+    assert (first.off, first.changes, first.differs) == (0.0, (), ())
+    assert abs(second.off) <= 0.01
+    assert second.changes
+    assert any("blocks.gla" in line for line in second.differs)
+
+
+def test_a_sweep_makes_variants_of_the_first() -> None:
+    protocol = make_protocol([ROWS], sweep="blocks.attn.mixer.gates.output=[sigmoid, silu]", tokens=50_000)
+    assert [entry.name for entry in protocol.entries] == [ROWS, f"{ROWS} output=sigmoid", f"{ROWS} output=silu"]
+    gates = [entry.recipe.stack["blocks"]["attn"]["mixer"].get("gates") for entry in protocol.entries]
+    assert gates == [None, {"output": "sigmoid"}, {"output": "silu"}]
+
+
+def test_matching_is_a_choice() -> None:
+    plain = make_protocol(["transformer/tiny", "gla/tiny"], tokens=50_000, by="none")
+    assert all(not entry.changes for entry in plain.entries)
+    flops = make_protocol(["transformer/tiny", "gla/tiny"], tokens=50_000, by="flops")
+    assert abs(flops.entries[1].off) <= 0.01
+
+
+def test_one_recipe_twice_has_two_names() -> None:
+    protocol = make_protocol(["gla/tiny", "gla/tiny"], tokens=50_000)
+    assert [entry.name for entry in protocol.entries] == ["gla/tiny", "gla/tiny (2)"]
+    assert slug("gla/tiny (2)") == "gla-tiny-2"
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "reason"),
+    [
+        (["gla/tiny"], {}, "two recipes or more, or a --sweep"),
+        (["transformer/tiny", "qwen3_next/tiny"], {}, "trainer.max_steps: 1550 -> 1200); --tokens N gives all"),
+        (
+            ["transformer/tiny", "tasks/parity"],
+            {"tokens": 99999},
+            "data.class_path: zoo.data.TextData -> zoo.tasks.Task",
+        ),
+        (["tasks/parity", "tasks/parity_sigmoid"], {"tokens": 99999}, "only text is counted in tokens"),
+        (["transformer/tiny", "gla/tiny"], {"tokens": 10}, "expected at least 1,024, those of one step, found 10"),
+        (["transformer/tiny"], {"sweep": "n_layers=3"}, "--sweep: expected PATH=[value, value], found 'n_layers=3'"),
+        (["transformer/tinny", "gla/tiny"], {}, "no recipe 'transformer/tinny'"),
+    ],
+)
+def test_refusals(sources: list[str], options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        make_protocol(sources, **options)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_differences_can_be_allowed() -> None:
+    protocol = make_protocol(["transformer/tiny", "qwen3_next/tiny"], allow=True)
+    assert {entry.recipe.data["trainer"]["max_steps"] for entry in protocol.entries} == {1550}
+
+
+def test_what_of_a_recipes_own_training_does_not_hold_is_said() -> None:
+    protocol = make_protocol(["tasks/parity", "tasks/word_problem"], allow=True, by="none")
+    assert any("as the first recipe has it" in note for note in protocol.notes)

@@ -1,0 +1,128 @@
+"""The report of made-up results: its verdict, its numbers, what failed, and a file that needs no other."""
+
+from __future__ import annotations
+
+import csv
+import re
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo.compare.plot import Line, chart
+from zoo.compare.protocol import Entry
+from zoo.compare.report import write_report
+from zoo.compare.results import collect
+from zoo.recipe import Recipe
+
+POINTS = [1000.0 * step for step in range(1, 11)]
+
+
+class Made:
+    """A run with a result of its own."""
+
+    def __init__(self, name: str, seed: int, loss: float | None, slow: float = 1.0):
+        self.name, self.seed, self.lr, self.failure = name, seed, None, None if loss is not None else "it burnt"
+        curve = [[x, (loss or 0) + 20 * x**-0.5] for x in POINTS]
+        layer = {
+            "layer": 0,
+            "block": "b",
+            "mixer": "gla",
+            "max_hidden": 3.0,
+            "first_share": None,
+            "sink": None,
+            "gates": {"decay": {"mean": 0.9, "below_0.05": 0.0, "above_0.95": 0.5}},
+            "half_life": {"q0.1": 1.0, "q0.5": 2.0, "q0.9": 3.0},
+        }
+        places = [{"from": 2**i // 2, "to": 2**i, "tokens": 9, "loss": 3.0 - 0.1 * i} for i in range(6)]
+        self.own = (
+            None
+            if loss is None
+            else {
+                "loss": loss,
+                "bpb": loss / 2,
+                "tokens": 10_000,
+                "test_tokens": 99,
+                "curve": curve,
+                "by_position": places,
+                "layers": [layer],
+                "sink_rate": None,
+                "flops_per_token": 1000.0 * slow,
+                "tokens_per_s": 500.0 / slow,
+                "params": {"total": 5, "active": 5, "gates": {"total": 2, "by_slot": {"decay": 2}}},
+                "seconds": 3.0,
+                "state_bytes": {"1024": 10, "8192": 10},
+                "peak_bytes": 2**20,
+                "prefill": {"128": 0.1},
+                "decode": {"128": 0.1},
+                "grad_norm": {"median": 1.0, "max": 2.0},
+                "spikes": {"score": 0.1, "steps": [40]},
+                "train": [],
+                "long": {"length": 4, "loss": loss, "bpb": loss, "by_position": places},
+            }
+        )
+
+    @property
+    def result(self) -> Any:
+        return None if self.own is None else dict(self.own)
+
+
+def results(losses: dict[str, list[float | None]], slow: float = 1.0) -> dict[str, Any]:
+    runs = [
+        Made(name, seed, loss, 1 if i == 0 else slow)
+        for i, (name, own) in enumerate(losses.items())
+        for seed, loss in enumerate(own)
+    ]
+    found = collect([Entry(name, Recipe({})) for name in losses], runs)  # type: ignore[arg-type]
+    entries = [{"name": name, "off": 0.001, "changes": ["x: 1 -> 2"], "differs": ["y: 1 -> 2"]} for name in losses]
+    return {**found, "setting": {"facts": {"seeds": 3}, "notes": ["a note"], "entries": entries}}
+
+
+def test_a_summary() -> None:
+    found = results({"a": [1.0, 1.1, 1.2], "b": [0.9, 1.01, 1.1], "c": [1.3, None, None]}, slow=2.0)
+    a, b, c = found["summary"]
+    assert a["diff_to_first"] == 0
+    assert a["effective_speedup"] == pytest.approx(1.0)
+    assert not a["excludes_zero"]
+    assert b["diff_to_first"] == pytest.approx(-0.0967, abs=1e-4)
+    assert b["excludes_zero"]
+    assert b["effective_speedup"] == pytest.approx(b["effective_speedup_time"])
+    assert (c["runs"], c["ci95"], c["excludes_zero"]) == (1, None, False)
+    assert [run["status"] for run in found["runs"]] == ["done"] * 7 + ["failed"] * 2
+
+
+def test_the_report_says_what_was_found(tmp_path: Path) -> None:
+    found = results({"a": [1.0, 1.1, 1.2], "b|<i>": [0.9, 1.01, 1.1], "c": [None, None, None], "d": [1.0, 1.2, 1.1]})
+    write_report(tmp_path, found)
+    text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    start = text[: text.index("## Learning curves")]
+    assert "nats lower than a, more than seeds explain." in start
+    assert "no more than seeds explain: a difference was not shown" in start
+    assert "c: no run to set beside one of a." in start
+    assert "3 of 12 runs have no result" in start
+    assert "it burnt" in text
+    for name in re.findall(r"\(figures/([\w-]+\.svg)\)", text):
+        xml.etree.ElementTree.parse(tmp_path / "figures" / name)
+    assert not re.search(r"(src|href)=", page), "it needs no other file"
+    assert "<i>" not in page
+    assert page.count("<svg") == 4
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows].count("failed") == 3
+    assert rows[0]["loss"] == "1.0"
+
+
+def test_results_without_a_single_run(tmp_path: Path) -> None:
+    write_report(tmp_path, results({"a": [None], "b": [None]}))
+    assert "no run to set beside one of a" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_charts(log: bool) -> None:
+    lines = [Line("up & down", [1, 2, 4], [1.0, 3.0, 2.0], [0.5, 2.5, 1.5], [1.5, 3.5, 2.5]), Line("one", [2], [2.0])]
+    svg = chart(lines, "x", "y", log_x=log, log_y=log)
+    xml.etree.ElementTree.fromstring(svg)
+    assert "up &amp; down" in svg
+    assert svg.count("<polygon") == 1
+    assert chart([Line("none", [1.0], [float("nan")])], "x", "y") == ""

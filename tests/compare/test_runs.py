@@ -1,0 +1,99 @@
+"""Runs by stand-in processes: what is done is not done again, a failure is kept, a kill leaves the rest to a resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from zoo.compare import runs as module
+from zoo.compare.runs import FAILED, FITTED, LOG, RESULT, Run, execute, read_json, run_of, write_json
+
+FIT = "open('started', 'a').write('fit ')"
+MEASURE = "import json; json.dump({'loss': 1.5, 'params': {}}, open('result.json', 'w'))"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """Three runs whose second fails at first."""
+    made = [run_of(tmp_path, f"r/{index}", tmp_path / "x.yaml", 0, 100) for index in range(3)]
+
+    def command(run: Run, code: str) -> list[str]:
+        return [sys.executable, "-c", f"import os; os.chdir({str(run.place)!r}); {code}"]
+
+    broken = f"import os, sys\nif not os.path.exists('{tmp_path}/mended'): print('a reason'); sys.exit(3)"
+
+    def fit(run: Run) -> list[str]:
+        return command(run, f"exec({broken!r}); {FIT}" if run.name == "r/1" else FIT)
+
+    monkeypatch.setattr(Run, "fit", fit)
+    monkeypatch.setattr(Run, "measure", lambda run: command(run, MEASURE))
+    return made
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_failure_takes_no_other_with_it_and_is_tried_again(runs: list[Run], jobs: int, tmp_path: Path) -> None:
+    said: list[str] = []
+    execute(runs, jobs, said.append)
+    assert [run.result is not None for run in runs] == [True, False, True]
+    assert runs[1].failure == "fit ended with 3: a reason"
+    assert read_json(runs[1].place / FAILED)["exit"] == 3
+    assert sum("FAILED" in line for line in said) == 1
+    assert read_json(runs[0].place / FITTED)["peak_bytes"] > 1e6
+    (tmp_path / "mended").touch()
+    execute(runs, jobs, said.append)
+    assert all(run.result is not None for run in runs)
+    assert runs[1].failure is None
+    assert [(run.place / "started").read_text() for run in runs] == ["fit "] * 3, "what was done is not done again"
+
+
+def test_a_killed_measurement_does_not_train_again(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "measure", lambda run: killed)
+        execute(runs[:1], 1, lambda line: None)
+    assert runs[0].failure == "measure was killed by signal SIGKILL"
+    execute(runs[:1], 1, lambda line: None)
+    assert (runs[0].place / "started").read_text() == "fit "
+    assert runs[0].result is not None
+
+
+def test_a_stop_leaves_no_process_behind(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "import time, signal\ntry: time.sleep(60)\nexcept KeyboardInterrupt: open('stopped', 'w')"
+    monkeypatch.setattr(
+        Run, "fit", lambda run: [sys.executable, "-c", f"import os; os.chdir({str(run.place)!r}); exec({waits!r})"]
+    )
+    polls = iter(range(1000))
+
+    def sleep(seconds: float) -> None:
+        if next(polls) == 20:
+            raise KeyboardInterrupt
+
+    real = module.time.sleep
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: (real(0.05), sleep(seconds)))
+    with pytest.raises(KeyboardInterrupt):
+        execute(runs[:1], 1, lambda line: None)
+    assert (runs[0].place / "stopped").exists()
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "a/b", tmp_path / "a.yaml", 4, 200, lr=0.01)
+    assert run.place == tmp_path / "runs" / "a-b" / "lr=0.01" / "seed=4"
+    assert run.fit()[-1] == "--force"
+    assert {"--optimizer.lr=0.01", "--seed_everything=4", "--data.seed=4"} <= set(run.fit())
+    (run.place / "checkpoints").mkdir(parents=True)
+    (run.place / "checkpoints" / "last.ckpt").touch()
+    assert run.fit()[-2:] == ["--ckpt_path", "last"]
+    assert run.progress() == 0
+    (run.place / "metrics.csv").write_text("step,train/loss\n9,2.0\n49,1.0\n")
+    assert run.progress() == 0.25
+
+
+def test_half_a_file_is_none(tmp_path: Path) -> None:
+    write_json(tmp_path / RESULT, {"a": 1})
+    assert json.loads((tmp_path / RESULT).read_text()) == {"a": 1}
+    (tmp_path / RESULT).write_text('{"a"')
+    assert read_json(tmp_path / RESULT) is None
+    assert read_json(tmp_path / LOG) is None

@@ -1,0 +1,119 @@
+"""What a finished run comes to: `python -m zoo.compare.measure RUN` writes result.json into its folder.
+
+loss, bpb, by_position, layers, sink_rate   `zoo.compare.probe` on the test data, all of them
+long                                        the same on rows four times as long as those of the training
+curve                                       [tokens, validation loss] in the course of the run
+params, flops_per_token, state_bytes        what `zoo show` says; states at several lengths
+tokens_per_s, seconds, peak_bytes           of the training: the median of what was logged; the process's peak
+grad_norm, spikes                           largest and median norm; steps whose loss jumped (`statistics.spikes`)
+prefill, decode                             seconds of a prompt, and of one token behind it, at several lengths
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.accounting import account
+from zoo.compare.probe import probe
+from zoo.compare.runs import FITTED, RESULT, read_json, write_json
+from zoo.compare.statistics import spikes
+from zoo.metrics import whitespace_ids
+from zoo.recipe import read_recipe
+from zoo.stack import Stack
+from zoo.train import LanguageModule, read_weights
+from zoo.train._plain import find_class
+
+STATE_LENGTHS = (1024, 8192, 65536)
+LATENCY_LENGTHS = (128, 512, 2048)
+LONGER = 4
+KEPT = ("tokens", "loss", "bpb", "by_position", "layers", "sink_rate")
+
+
+def measure(run: Path) -> dict[str, Any]:
+    """All of the numbers of a run folder, as plain data."""
+    import lightning
+
+    recipe = read_recipe(run / "config.yaml")
+    module = LanguageModule(recipe.stack, list(recipe.imports))
+    module.configure_model()
+    read_weights(run, module)
+    lm = module.stack.eval()
+    cls, arguments = find_class(recipe.data["data"], lightning.LightningDataModule, "data")
+    data: Any = cls(**arguments)
+    data.setup("test")
+    tokenizer = getattr(data, "tokenizer", None)
+    spaces = None if tokenizer is None else whitespace_ids(tokenizer)
+    found = {name: value for name, value in probe(lm, data.test_dataloader(), spaces).items() if name in KEPT}
+    length, rows = arguments.get("seq_len"), arguments.get("batch_size", 1)
+    shown = account(lm, length or 1024)
+    steps = _logged(run)
+    every = (recipe.data["trainer"].get("accumulate_grad_batches") or 1) * rows * (length or 1)
+    result = {
+        **found,
+        "test_tokens": found["tokens"],
+        "tokens": every * (int(steps[-1]["step"]) + 1),
+        "params": shown["params"],
+        "flops_per_token": shown["flops_per_token"],
+        "state_bytes": {str(at): account(lm, at)["state_bytes"] for at in STATE_LENGTHS},
+        "curve": [[every * (int(row["step"]) + 1), float(row["val/loss"])] for row in steps if row.get("val/loss")],
+        **_course(steps),
+        **(read_json(run / FITTED) or {}),
+        **_latencies(lm),
+    }
+    if length is not None:
+        longer = cls(**{**arguments, "seq_len": LONGER * length, "batch_size": 1})
+        longer.setup("test")
+        beyond = probe(lm, longer.test_dataloader())
+        result["long"] = {"length": LONGER * length, **{name: beyond[name] for name in ("loss", "bpb", "by_position")}}
+    return result
+
+
+def _logged(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _course(steps: list[dict[str, str]]) -> dict[str, Any]:
+    """What the training went through."""
+    losses = [(int(row["step"]), float(row["train/loss"])) for row in steps if row.get("train/loss")]
+    norms = [float(row["grad_norm"]) for row in steps if row.get("grad_norm")]
+    rates = [float(row["train/tokens_per_s"]) for row in steps if row.get("train/tokens_per_s")]
+    jumps = spikes([loss for _, loss in losses])
+    return {
+        "tokens_per_s": statistics.median(rates) if rates else None,
+        "grad_norm": {"median": statistics.median(norms), "max": max(norms)} if norms else None,
+        "spikes": {"score": len(jumps) / max(1, len(losses)), "steps": [losses[at][0] for at in jumps]},
+        "train": losses,
+    }
+
+
+@torch.inference_mode()
+def _latencies(lm: Stack, repeats: int = 5) -> dict[str, Any]:
+    """Medians, of one sequence of random tokens."""
+    prefill, decode = {}, {}
+    for length in LATENCY_LENGTHS:
+        tokens = torch.randint(lm.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+        spent: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats):
+            cache = lm.init_cache(1, length + 8)
+            began = time.perf_counter()
+            last = lm(tokens, cache=cache)[:, -1:].argmax(-1)
+            middle = time.perf_counter()
+            for _ in range(8):
+                last = lm(last, cache=cache).argmax(-1)
+            spent[0].append(middle - began)
+            spent[1].append((time.perf_counter() - middle) / 8)
+        prefill[str(length)], decode[str(length)] = map(statistics.median, spent)
+    return {"prefill": prefill, "decode": decode}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    write_json(folder / RESULT, measure(folder))

@@ -1,0 +1,189 @@
+"""What the runs of a comparison share, and what alone they differ in.
+
+The first recipe's data, optimizer, schedule and trainer hold for all; the others bring their stacks. Data, tokens, or a
+tokenizer that differ are refused, since what follows from them would be laid at the architecture's door.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from zoo.compare.differences import differences
+from zoo.compare.matching import Budget, budget_of, match
+from zoo.overrides import merge
+from zoo.recipe import Recipe, find_recipe, load_stack_config, read_recipe, recipe_folder
+from zoo.registry import RecipeError
+from zoo.yaml_file import parse_yaml
+
+SHARED = ("data", "optimizer", "lr_scheduler", "trainer")
+VALIDATIONS = 10
+DATA_DEFAULTS = {"seq_len": 256, "batch_size": 8}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One architecture of a comparison. `changes` is what matching changed, `off` how far its budget then is from the
+    first's, `differs` how its stack differs from the first's, line by line."""
+
+    name: str
+    recipe: Recipe
+    off: float = 0.0
+    changes: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What all share. `tokens` a run; `notes` say what was taken from the first recipe."""
+
+    entries: tuple[Entry, ...]
+    steps: int
+    tokens: int
+    length: int
+    notes: tuple[str, ...] = ()
+
+
+def make_protocol(
+    sources: Sequence[str],
+    *,
+    sets: Sequence[str] = (),
+    sweep: str | None = None,
+    tokens: int | None = None,
+    by: Budget | Literal["none"] = "params",
+    allow: bool = False,
+    imports: Sequence[str] = (),
+) -> Protocol:
+    """Reads the recipes, and makes one protocol of them. `sets` change every stack; `sweep`, `PATH=[a, b]`, makes a
+    variant of the first recipe of every value; `tokens` are those of a run, else the first recipe's steps hold.
+
+    RecipeError for recipes that differ in what spoils the comparison (unless `allow`), and for a budget that cannot be
+    met.
+    """
+    named = [(_label(source), read_recipe(source, sets, imports)) for source in sources]
+    named = [*named, *_swept(named[0], sweep)] if sweep is not None else named
+    if len(named) < 2:
+        raise RecipeError("zoo compare: expected two recipes or more, or a --sweep over one")
+    first = named[0][1]
+    notes: list[str] = []
+    for name, recipe in named:
+        load_stack_config(recipe)
+        _check_alike(name, recipe, named[0][0], first, tokens is not None, allow)
+        notes += _taken(name, recipe, first)
+    steps, tokens, length = _amount(first, tokens)
+    shared = _shared(first, steps)
+    target = budget_of(first, by, length) if by != "none" else 0
+    entries: list[Entry] = []
+    for name, recipe in _distinct(named):
+        off, changes = 0.0, tuple[str, ...]()
+        if by != "none" and entries:
+            try:
+                matched = match(recipe, target, by, length)
+            except RecipeError as error:
+                raise RecipeError(f"{name}: {error}; --match none compares them as they are") from None
+            recipe, off, changes = matched.recipe, matched.off, matched.changes
+        recipe = dataclasses.replace(recipe, data={**recipe.data, **copy.deepcopy(shared)})
+        entries.append(Entry(name, recipe, off, changes, tuple(differences(first.stack, recipe.stack))))
+    return Protocol(tuple(entries), steps, tokens, length, tuple(notes))
+
+
+def _label(source: str) -> str:
+    path = find_recipe(source).resolve()
+    shipped = recipe_folder().resolve() in path.parents
+    return f"{path.parent.name}/{path.stem}" if shipped else path.stem
+
+
+def _swept(named: tuple[str, Recipe], sweep: str) -> list[tuple[str, Recipe]]:
+    name, recipe = named
+    path, equals, text = sweep.partition("=")
+    values = parse_yaml(text, "--sweep") if equals else None
+    if not isinstance(values, list) or not values:
+        raise RecipeError(f"zoo compare: --sweep: expected PATH=[value, value], found '{sweep}'")
+    words = ["null" if value is None else str(value) for value in values]
+    path = path.removeprefix("model.set.").removeprefix("model.stack.")
+    return [(f"{name} {path.rpartition('.')[2]}={word}", read_recipe(recipe, [f"{path}={word}"])) for word in words]
+
+
+def _check_alike(name: str, recipe: Recipe, first_name: str, first: Recipe, same_tokens: bool, allow: bool) -> None:
+    own = {"data": recipe.data.get("data"), "vocab_size": recipe.stack["vocab_size"]}
+    theirs = {"data": first.data.get("data"), "vocab_size": first.stack["vocab_size"]}
+    found = list(differences(theirs, own))
+    if not same_tokens:
+        found += differences({"trainer.max_steps": _steps(first)}, {"trainer.max_steps": _steps(recipe)})
+    if found and not allow:
+        hint = "; --tokens N gives all of them as many" if found[-1].startswith("trainer.max_steps") else ""
+        raise RecipeError(
+            f"zoo compare: {first_name} and {name} differ in what must be the same ({'; '.join(found)}){hint}; "
+            "--allow-differences gives all of them what the first has"
+        )
+
+
+def _taken(name: str, recipe: Recipe, first: Recipe) -> list[str]:
+    """What of the recipe's own training does not hold."""
+    skipped = ("max_steps", "val_check_interval", "callbacks")
+    found = []
+    for section in SHARED[1:]:
+        own, theirs = (
+            {key: value for key, value in (each.data.get(section) or {}).items() if key not in skipped}
+            for each in (recipe, first)
+        )
+        found += [f"{name}: {line}, as the first recipe has it" for line in differences(own, theirs, section)]
+    return found
+
+
+def _steps(recipe: Recipe) -> int | None:
+    steps: int | None = (recipe.data.get("trainer") or {}).get("max_steps")
+    return steps
+
+
+def _amount(first: Recipe, tokens: int | None) -> tuple[int, int, int]:
+    """Steps and tokens of a run, and tokens in a row."""
+    spec = first.data.get("data")
+    arguments = (spec.get("init_args") or {}) if isinstance(spec, dict) else {}
+    is_text = not isinstance(spec, dict) or str(spec.get("class_path", "TextData")).rpartition(".")[2] == "TextData"
+    length, rows = (arguments.get(name) or DATA_DEFAULTS[name] for name in DATA_DEFAULTS)
+    step = length * rows * ((first.data.get("trainer") or {}).get("accumulate_grad_batches") or 1)
+    if tokens is not None:
+        if not is_text:
+            raise RecipeError(
+                "zoo compare: --tokens: only text is counted in tokens; set trainer.max_steps in the recipe"
+            )
+        if tokens < step:
+            raise RecipeError(f"zoo compare: --tokens: expected at least {step:,}, those of one step, found {tokens:,}")
+        steps = -(-tokens // step)
+        return steps, steps * step, length
+    found = _steps(first)
+    if found is None or found < 1:
+        raise RecipeError("zoo compare: the first recipe says no trainer.max_steps: give --tokens")
+    return found, found * step, length
+
+
+def _shared(first: Recipe, steps: int) -> dict[str, Any]:
+    """The sections that hold for all runs. The loss is measured VALIDATIONS times, for the learning curves."""
+    shared = {name: first.data[name] for name in SHARED if first.data.get(name) is not None}
+    every = max(1, steps // VALIDATIONS)
+    return {**shared, "trainer": merge(shared.get("trainer") or {}, {"max_steps": steps, "val_check_interval": every})}
+
+
+def _distinct(named: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
+    """Names that tell the entries apart: a second one of a name gets a number."""
+    seen: dict[str, int] = {}
+    found = []
+    for name, recipe in named:
+        seen[name] = seen.get(name, 0) + 1
+        found.append((name if seen[name] == 1 else f"{name} ({seen[name]})", recipe))
+    return found
+
+
+def slug(name: str) -> str:
+    """A name as a file's."""
+    return re.sub(r"[^\w.=-]+", "-", name).strip("-")
+
+
+def recipe_file(out: Path, entry: Entry) -> Path:
+    return out / "recipes" / f"{slug(entry.name)}.yaml"
