@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,7 +15,7 @@ import zoo.ops
 from tests.ops import fake_flash
 from tests.ops.fake_flash import FLASH2, FLASH4, Package
 from tests.tolerances import BACKWARD, FORWARD, assert_close
-from zoo.ops import BackendRefused, _flash, _flash2, attention
+from zoo.ops import BackendRefused, _flash, attention
 from zoo.ops._dispatch import on_device
 
 INSTALL = {
@@ -426,5 +427,9 @@ def test_meta_tensors(options, backend, package):
     assert package.calls == []
 
 
-def test_the_widest_head_is_the_package_s():
-    assert _flash2.WIDEST == 256
+def test_nobody_else_imports_it():
+    root = Path(zoo.__file__).parent
+    found = [
+        file.name for file in root.rglob("*.py") if re.search(r"^\s*(import|from) flash_attn", file.read_text(), re.M)
+    ]
+    assert found == ["_flash.py"]
