@@ -112,7 +112,7 @@ PACKED = {
 SINKS = {"none": {}, "sink": {"sink": True}, "off by one": {"normalizer": "softmax_off_by_one"}}
 
 
-def draw(options, queries=20, keys=20, heads=4, kv_heads=2, width=16, values=None, dtype=torch.float32):
+def draw(options, queries=20, keys=20, heads=4, kv_heads=2, width=16, values=None, dtype=torch.float32, device="cpu"):
     """q, k and v, the sink where there is one, and the options as attention takes them."""
     options, batch = dict(options), 2
     if "cu_seqlens" in options:
@@ -121,16 +121,16 @@ def draw(options, queries=20, keys=20, heads=4, kv_heads=2, width=16, values=Non
         options |= {name: torch.tensor(bounds) for name, bounds in options.items() if name.startswith("cu_")}
     generator = torch.Generator().manual_seed(5)
     shapes = (batch, queries, heads, width), (batch, keys, kv_heads, width), (batch, keys, kv_heads, values or width)
-    ins = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    ins = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
     if options.get("sink") is True:
-        ins.append(torch.randn(heads, generator=generator).requires_grad_())
+        ins.append(torch.randn(heads, generator=generator).to(device).requires_grad_())
         options["sink"] = ins[3]
     return ins, options
 
 
 def grads(o, ins):
     weights = torch.randn(o.shape, generator=torch.Generator().manual_seed(6))
-    return torch.autograd.grad(o, ins, weights.to(o.dtype))
+    return torch.autograd.grad(o, ins, weights.to(o))
 
 
 def compare(backend, options, **sizes):
@@ -230,6 +230,20 @@ def test_through_the_python_of_the_package(options, sink, real_flash2, on_gpu):
     use(on_gpu, real_flash2)
     compare("flash", options | sink)
     compare("flash", options | sink, width=24, values=13)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@both
+@every_sink
+@pytest.mark.parametrize("options", (DENSE | PACKED).values(), ids=list(DENSE | PACKED))
+@pytest.mark.parametrize(("width", "values"), [(64, 64), (192, 128)])
+def test_on_a_gpu(width, values, options, sink, backend):
+    try:
+        sizes = {"heads": 4, "kv_heads": 2 if width == values else 4, "width": width, "values": values}
+        compare(backend, options | sink, **sizes, dtype=torch.bfloat16, device="cuda")
+    except BackendRefused as refused:
+        pytest.skip(str(refused))
 
 
 # ---- every argument has its effect
