@@ -129,7 +129,7 @@ def test_backends_are_judged_for_the_device_that_was_asked_for(monkeypatch: pyte
     on_gpu, on_cpu = report(device="cuda")["layers"][0], report(device="cpu")["layers"][0]
     assert on_gpu["backend"] == {"attention": "gpu"}
     assert on_gpu["refused"] == {}
-    assert on_cpu["refused"] == {"attention": {"gpu": "no GPU"}}
+    assert on_cpu["refused"]["attention"]["gpu"] == "no GPU"
 
 
 def test_counting_leaves_the_model_alone() -> None:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import zoo.ops
 from tests.tolerances import BACKWARD, FORWARD, assert_close
-from zoo.ops import BackendRefused, _attention_blocked, attention, attention_to_first, watch_attention
+from zoo.ops import BackendRefused, _attention_blocked, _attention_sdpa, attention, attention_to_first, watch_attention
 from zoo.ops._dispatch import on_device
 from zoo.registry import RecipeError
 
@@ -357,17 +357,18 @@ def test_stays_on_the_flash_kernel(queries, keys, window, values, dtype):
 
 
 class FlashCalls(TorchDispatchMode):
-    """The number of scores that torch's fused CPU kernel computes, call by call, and the masks that it gets."""
+    """The number of scores that torch's fused CPU kernel computes, call by call, and the masks and queries it gets."""
 
     def __init__(self):
         super().__init__()
-        self.scores, self.masks = [], []
+        self.scores, self.masks, self.queries = [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
             q, k = args[:2]
             self.scores.append(q.shape[:-1].numel() * k.shape[-2])
             self.masks.append(kwargs.get("attn_mask"))
+            self.queries.append(q.data_ptr())
         return func(*args, **(kwargs or {}))
 
 
@@ -394,6 +395,37 @@ def test_no_mask_where_none_is_needed(queries, keys, window):
     with FlashCalls() as calls:
         attention(*inputs(queries, keys), window=window)
     assert calls.masks == [None]
+
+
+def test_what_needs_no_padding_is_not_copied():
+    q, k, v = inputs(70, values=8)
+    with FlashCalls() as calls:
+        attention(q, k, v)
+    assert calls.queries == [q.data_ptr()]
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "trains", "fused"),
+    [
+        (1, 64, False, False),
+        (3, 64, False, False),
+        (5, 64, False, True),
+        (64, 64, False, True),
+        (1, 64, True, False),
+        (64, 64, True, False),
+        (65, 65, True, True),
+    ],
+)
+def test_wide_heads_are_padded_where_that_is_better(queries, keys, trains, fused, monkeypatch):
+    monkeypatch.setattr(_attention_sdpa, "SHORT", 2 * 2 * 64 * 64)
+    ins = inputs(queries, keys, heads=2, width=24, values=160)
+    with FlashCalls() as calls, torch.set_grad_enabled(trains):
+        attention(*ins)
+        attention(*ins, sink=torch.zeros(2))
+    assert len(calls.scores) == 1 + fused
+    compare(ins)
+    with torch.no_grad():
+        assert_close(attention(*ins), attention(*ins, backend="reference"), FORWARD[torch.float32])
 
 
 # ---- packing

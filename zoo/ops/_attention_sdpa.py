@@ -76,9 +76,9 @@ def _kernel(
     sink = options.extra_logit(q)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     width, values = q.shape[-1], v.shape[-1]
-    if device_kind(q) == "cpu" and width != values:
+    if device_kind(q) == "cpu" and width != values and (sink is not None or not _is_better_unfused(q, k, v)):
         # torch's fused CPU kernel wants one width; zeros change neither the scores nor the outputs that are kept
-        q, k, v = (F.pad(x, (0, max(width, values) - x.shape[-1])) for x in (q, k, v))
+        q, k, v = (_padded(x, max(width, values)) for x in (q, k, v))
     heads, rows = q.shape[1:3]
     group = heads // k.shape[1]
     fold = group > 1 and not is_causal
@@ -95,6 +95,27 @@ def _kernel(
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
     o = o.unflatten(2, (group, -1)).flatten(1, 2) if fold else o
     return o[..., :values].transpose(1, 2)
+
+
+WIDE, FEW, SHORT = 128, 64, 1 << 22
+
+
+def _is_better_unfused(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether torch's plain products at two widths beat the fused kernel at one (docs/backends.md has the times).
+
+    So it is for wide heads where padding would copy a long cache for a few queries, and in training while all scores
+    [B,H,T,S] are few, since the kernel's small products are then no better and wider.
+    """
+    if max(q.shape[-1], v.shape[-1]) < WIDE:
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return q.shape[:3].numel() * k.shape[2] <= SHORT
+    return q.shape[2] <= FEW and k.shape[2] >= 16 * q.shape[2]
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    missing = width - x.shape[-1]
+    return F.pad(x, (0, missing)) if missing else x  # a padding of nothing is a copy
 
 
 class _SinkKernel(torch.autograd.Function):
