@@ -5,13 +5,14 @@ BIN := .venv/bin
 WORKERS ?= 2
 RUN ?= runs/qwen3_next-tiny
 
-.PHONY: train test test-slow lint format docs golden clean
+.PHONY: train test test-slow test-gpu lint format docs golden clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train      train qwen3_next/tiny on the CPU (about three minutes); again: go on from where it stopped"
 	@echo "make test       the whole CPU test suite"
 	@echo "make test-slow  the long checks"
+	@echo "make test-gpu   the checks on a CUDA device"
 	@echo "make lint       formatting, lint, types, imports"
 	@echo "make docs       write the tables of docs/gates.md anew"
 	@echo "make golden     write the golden first losses of the tiny recipes anew"
@@ -35,6 +36,9 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: .venv/.dev
+	$(BIN)/python -m pytest -m gpu -rs
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
