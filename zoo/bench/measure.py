@@ -48,12 +48,14 @@ def wait(device: torch.device) -> None:
 def take_turns(runs: Mapping[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, Times]:
     """The times of each of the runs, which take turns; the order turns round every time.
 
-    Each is run once before, to warm up and to see how often it has to be run in a row to last `SHORTEST` seconds.
+    Each is run before, to warm up and to see how often it has to be run in a row to last `SHORTEST` seconds.
     """
     often = {}
     for name, run in runs.items():
-        run()
-        often[name] = max(1, round(SHORTEST / max(seconds(run, 1, device), 1e-9)))
+        taken = seconds(run, 1, device)
+        if taken < 1:  # the first time of what takes less is not one of it alone
+            taken = seconds(run, 1, device)
+        often[name] = max(1, round(SHORTEST / max(taken, 1e-9)))
     found: dict[str, list[float]] = {name: [] for name in runs}
     gc.collect()
     enabled = gc.isenabled()
