@@ -9,7 +9,7 @@ Operations are those of the chunked form, C = 64 tokens a chunk, forward; with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -21,20 +21,21 @@ from torch import Tensor
 from zoo import ops
 
 Inputs = dict[str, Tensor]
+Size = Callable[..., dict[str, int]]
 C = 64
 
 
 @dataclass(frozen=True)
 class Case:
     """`shape` are sizes by letter; `draw` makes the inputs of `ours`, a function of them; `frozen` are inputs without a
-    gradient. Any of the `peers` may stand for the best that others have; none where nobody has the like."""
+    gradient. `peers` are groups of names: the fastest of each gets a row; none where nobody has the like."""
 
     op: str
     name: str
     shape: Mapping[str, int]
     draw: Callable[[Mapping[str, int]], Inputs]
     ours: Callable[..., Any]
-    peers: tuple[str, ...] = ()
+    peers: tuple[tuple[str, ...], ...] = ()
     operations: Callable[[Mapping[str, int]], float] | None = None
     frozen: tuple[str, ...] = ()
     backward: bool = True
@@ -182,8 +183,8 @@ def _selected(s: Mapping[str, int]) -> Inputs:
 
 
 _DELTA = {
-    "GDN": (False, "gated_delta_rule", "transformers torch_{}_gated_delta_rule", "fla {}_gated_delta_rule"),
-    "KDA": (True, "kda", "transformers {}_kimi_delta_attention", "fla {}_kda"),
+    "GDN": (False, "transformers torch_{}_gated_delta_rule", "fla {}_gated_delta_rule"),
+    "KDA": (True, "transformers {}_kimi_delta_attention", "fla {}_kda"),
 }
 
 
@@ -191,65 +192,70 @@ def all_cases(shrink: int = 1) -> list[Case]:
     """Those that are measured; lengths are divided by `shrink`, for tests of the program itself."""
 
     def size(**letters: int) -> dict[str, int]:
-        return {letter: max(n // shrink, min(n, 64)) if letter == "T" else n for letter, n in letters.items()}
+        return {
+            letter: max(n // shrink, min(n, 64)) if letter in "TN" and n > 64 else n for letter, n in letters.items()
+        }
 
-    cases = []
-    for name, (channel, _, theirs, kernel) in _DELTA.items():
+    return [*_delta_cases(size), *_linear_cases(size), *_attention_cases(size), *_other_cases(size)]
+
+
+def _delta_cases(size: Size) -> Iterator[Case]:
+    for name, (channel, theirs, kernel) in _DELTA.items():
         draw = _delta(channel)
-        chunk = theirs.format("chunk"), kernel.format("chunk")
-        step = theirs.format("recurrent"), kernel.format("fused_recurrent")
+        chunk = ((theirs.format("chunk"), kernel.format("chunk")),)
+        step = ((theirs.format("recurrent"), kernel.format("fused_recurrent")),)
         for shape in (size(B=1, T=2048, H=8, K=128, V=128), size(B=2, T=1024, H=4, K=64, V=64)):
-            cases.append(Case("delta_rule", name, shape, draw, ops.delta_rule, chunk, delta_operations))
+            yield Case("delta_rule", name, shape, draw, ops.delta_rule, chunk, delta_operations)
         for batch in (1, 16):
             shape = size(B=batch, T=1, H=8, K=128, V=128)
-            cases.append(Case("delta_rule", f"{name} step", shape, draw, ops.delta_rule, step, backward=False))
-    narrow = size(B=2, T=1024, H=4, K=64, V=64)
-    linear = ops.linear_attention, linear_operations
-    simple = tuple(f"fla naive_{form}_simple_gla" for form in ("recurrent", "chunk", "parallel"))
-    for name, shape, draw, peers in (
-        ("GLA", narrow, _linear(True), ("fla naive_recurrent_gla", "fla chunk_gla")),
-        ("RetNet", narrow, _retnet, ("fla naive_retention", "fla chunk_retention")),
-        ("Mamba-2", size(B=2, T=1024, H=1, HV=8, K=64, V=64), _linear(False), (*simple, "fla chunk_simple_gla")),
-    ):
-        frozen = ("log_decay",) if name == "RetNet" else ()
-        cases.append(Case("linear_attention", name, shape, draw, linear[0], peers, linear[1], frozen))
-    peers = "fla dplr_recurrence", "fla dplr_chunkwise", "fla chunk_dplr_delta_rule"
-    cases.append(Case("dplr", "RWKV-7", narrow, _rwkv7, ops.dplr, peers))
+            yield Case("delta_rule", f"{name} step", shape, draw, ops.delta_rule, step, backward=False)
+
+
+def _linear_cases(size: Size) -> Iterator[Case]:
+    narrow, grouped = size(B=2, T=1024, H=4, K=64, V=64), size(B=2, T=1024, H=1, HV=8, K=64, V=64)
+    gla = (("fla naive_recurrent_gla", "fla chunk_gla"),)
+    retention = (("fla naive_retention", "fla chunk_retention"),)
+    simple = (
+        ("fla naive_recurrent_simple_gla", "fla chunk_simple_gla"),
+        ("fla naive_chunk_simple_gla", "fla naive_parallel_simple_gla"),
+    )
+    op, count = ops.linear_attention, linear_operations
+    yield Case("linear_attention", "GLA", narrow, _linear(True), op, gla, count)
+    yield Case("linear_attention", "RetNet", narrow, _retnet, op, retention, count, frozen=("log_decay",))
+    yield Case("linear_attention", "Mamba-2", grouped, _linear(False), op, simple, count)
+    rwkv7 = ("fla dplr_recurrence", "fla chunk_dplr_delta_rule"), ("fla dplr_chunkwise",)
+    yield Case("dplr", "RWKV-7", narrow, _rwkv7, ops.dplr, rwkv7)
+
+
+def _attention_cases(size: Size) -> Iterator[Case]:
     causal = "SDPA with enable_gqa", "SDPA with repeated keys", "SDPA with a mask"
+    packed = "SDPA with padded rows", "SDPA with a block mask"
+    sink = "SDPA with a sink key", "SDPA with a sink in the mask"
+    unequal = "SDPA with repeated keys", "SDPA with padded values", "SDPA with a mask"
+    grouped = size(B=2, T=2048, H=8, HK=2, K=64, V=64)
+    documents = {**size(B=1, T=4096, H=8, HK=2, K=64, V=64), "N": 8}
+    latent = size(B=1, T=1024, H=16, K=192, V=128)
     for name, shape, draw, peers in (
-        ("GQA", size(B=2, T=2048, H=8, HK=2, K=64, V=64), _attention, causal),
-        (
-            "GQA, packed",
-            size(B=1, T=4096, H=8, HK=2, K=64, V=64, N=8),
-            _packed,
-            ("SDPA with padded rows", "SDPA with a block mask"),
-        ),
-        (
-            "GQA, sink",
-            size(B=2, T=2048, H=8, HK=2, K=64, V=64),
-            _sink,
-            ("SDPA with a sink key", "SDPA with a sink in the mask"),
-        ),
-        (
-            "MLA",
-            size(B=1, T=1024, H=16, K=192, V=128),
-            _attention,
-            ("SDPA with repeated keys", "SDPA with padded values", "SDPA with a mask"),
-        ),
+        ("GQA", grouped, _attention, causal),
+        ("GQA, packed", documents, _packed, packed),
+        ("GQA, sink", grouped, _sink, sink),
+        ("MLA", latent, _attention, unequal),
     ):
-        cases.append(Case("attention", name, shape, draw, ops.attention, peers, attention_operations))
+        yield Case("attention", name, shape, draw, ops.attention, (peers,), attention_operations)
+
+
+def _other_cases(size: Size) -> Iterator[Case]:
     conv = size(B=2, T=2048, D=1024, W=4)
-    cases.append(Case("short_conv", "SiLU", conv, _conv, _silu_conv, ("torch conv1d",)))
-    mixture = {"N": 2048 // shrink, "D": 256, "E": 64, "k": 4, "I": 128}
-    peers = "transformers eager experts", "transformers grouped_mm experts"
-    cases.append(Case("experts", "SwiGLU", mixture, _experts, _swiglu_experts, peers))
-    cases.append(Case("nsa", "NSA", size(B=1, T=1024, H=4, HK=1, K=64, V=64), _nsa, _run_nsa))
-    shape = size(B=1, T=1024, H=16, K=64, m=4)
-    cases.append(Case("compressed_attention", "DeepSeek-V4", shape, _compressed, _run_compressed))
-    cases.append(Case("lightning_indexer", "DeepSeek-V4", shape, _indexer, _run_indexer, backward=False))
-    shape = size(B=1, T=1024, H=16, HK=1, K=64, V=64, m=1, S=128)
-    cases.append(Case("selected_attention", "DeepSeek-V3.2", shape, _selected, _run_selected))
-    return cases
+    yield Case("short_conv", "SiLU", conv, _conv, _silu_conv, (("torch conv1d",),))
+    mixture = {**size(N=2048), "D": 256, "E": 64, "k": 4, "I": 128}
+    implementations = "transformers eager experts", "transformers grouped_mm experts"
+    yield Case("experts", "SwiGLU", mixture, _experts, _swiglu_experts, (implementations,))
+    yield Case("nsa", "NSA", size(B=1, T=1024, H=4, HK=1, K=64, V=64), _nsa, _run_nsa)
+    entries = size(B=1, T=1024, H=16, K=64, m=4)
+    yield Case("compressed_attention", "DeepSeek-V4", entries, _compressed, _run_compressed)
+    yield Case("lightning_indexer", "DeepSeek-V4", entries, _indexer, _run_indexer, backward=False)
+    tokens = {**size(B=1, T=1024, H=16, HK=1, K=64, V=64, m=1), "S": 128}
+    yield Case("selected_attention", "DeepSeek-V3.2", tokens, _selected, _run_selected)
 
 
 def all_growths(shrink: int = 1) -> list[Growth]:

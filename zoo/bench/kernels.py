@@ -99,7 +99,8 @@ def open_worker(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, A
 
 def find_peers(case: Case, device: str) -> tuple[dict[str, Peer], dict[str, str]]:
     """The peers of a case on that device, and why there is none of a package."""
-    fitting = {name: PEERS[name] for name in case.peers if PEERS[name].device in ("", device)}
+    names = [name for group in case.peers for name in group]
+    fitting = {name: PEERS[name] for name in names if PEERS[name].device in ("", device)}
     found = {name: peer for name, peer in fitting.items() if installed(peer.package)}
     packages = sorted({peer.package for peer in fitting.values()} - {peer.package for peer in found.values()})
     return found, {package: f"{package} is not installed: rows without it" for package in packages}
@@ -117,37 +118,44 @@ def measure_case(
         outputs(case.ours, x)
     backend = next(str(choice) for choice in choices if choice.op == case.op)
     differences = {name: check_same(case, name, run, x) for name, run in theirs.items()}
+    groups = [group for names in case.peers if (group := [name for name in names if name in theirs])] or [[]]
     rows = []
     for backward in (False, True) if case.backward else (False,):
-        go = _both if backward else _forward
-        runs = {"ours": go(case, case.ours, x)}
-        candidates = {name: go(case, run, x) for name, run in theirs.items()}
-        best = fastest(candidates, device)
-        if best is not None:
-            runs["peer"] = candidates[best]
-        product, product_operations = matmul_run(device)
-        times = take_turns({**runs, "matmul": product}, repeats, device)
-        rate = product_operations / times["matmul"].median
-        operations = None if case.operations is None else case.operations(case.shape) * (3 if backward else 1)
-        rows.append(
-            {
-                "op": case.op,
-                "name": case.name,
-                "shape": dict(case.shape),
-                "sizes": case.sizes,
-                "what": "forward + backward" if backward else "forward",
-                "backend": backend,
-                "ours": _told(times["ours"], runs["ours"], device),
-                "peer": None if best is None else {"name": best, **_told(times["peer"], runs["peer"], device)},
-                "difference": None if best is None else differences[best]["gradients" if backward else "outputs"],
-                "ratio": None if best is None else times["peer"].median / times["ours"].median,
-                "ratio_of_best": None if best is None else times["peer"].least / times["ours"].least,
-                "input_bytes": sum(y.numel() * y.element_size() for y in x.values()),
-                "operations": operations,
-                "share_of_matmul": None if operations is None else share(operations, times["ours"].median, rate),
-            }
-        )
+        for group in groups:
+            row = _measure(case, {name: theirs[name] for name in group}, x, repeats, backward)
+            found = None if row["peer"] is None else differences[row["peer"]["name"]]
+            difference = None if found is None else found["gradients" if backward else "outputs"]
+            rows.append({**row, "backend": backend, "difference": difference})
     return rows
+
+
+def _measure(case: Case, theirs: Mapping[str, Run], x: Inputs, repeats: int, backward: bool) -> dict[str, Any]:
+    """A row: ours and the fastest of theirs, in turns with the product that is the yardstick."""
+    device = next(iter(x.values())).device
+    go = _both if backward else _forward
+    runs = {"ours": go(case, case.ours, x)}
+    candidates = {name: go(case, run, x) for name, run in theirs.items()}
+    best = fastest(candidates, device)
+    if best is not None:
+        runs["peer"] = candidates[best]
+    product, product_operations = matmul_run(device)
+    times = take_turns({**runs, "matmul": product}, repeats, device)
+    rate = product_operations / times["matmul"].median
+    operations = None if case.operations is None else case.operations(case.shape) * (3 if backward else 1)
+    return {
+        "op": case.op,
+        "name": case.name,
+        "shape": dict(case.shape),
+        "sizes": case.sizes,
+        "what": "forward + backward" if backward else "forward",
+        "ours": _told(times["ours"], runs["ours"], device),
+        "peer": None if best is None else {"name": best, **_told(times["peer"], runs["peer"], device)},
+        "ratio": None if best is None else times["peer"].median / times["ours"].median,
+        "ratio_of_best": None if best is None else times["peer"].least / times["ours"].least,
+        "input_bytes": sum(y.numel() * y.element_size() for y in x.values()),
+        "operations": operations,
+        "share_of_matmul": None if operations is None else share(operations, times["ours"].median, rate),
+    }
 
 
 def measure_growth(growth: Growth, repeats: int, device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
