@@ -9,6 +9,7 @@ import pytest
 from tests.bench.in_process import in_process
 from zoo.bench import cases, kernels
 from zoo.cli import main
+from zoo.cli.bench import _print_kernels
 
 
 @pytest.mark.parametrize(
@@ -80,12 +81,16 @@ def test_json_is_one_object(small, capsys):
     assert [row["what"] for row in report["growth"]] == ["forward", "forward + backward"]
     assert [row["lengths"] for row in report["growth"]] == [[32, 128]] * 2
     assert "1 threads: delta_rule, KDA" in err
-
-
-@pytest.mark.parametrize("form", [[], ["--markdown"]])
-def test_tables_name_threads_and_rate(small, form, capsys):
-    assert main(["bench", "kernels", "--op", "short_conv", "--threads", "1", *form]) == 0
-    out = capsys.readouterr().out
-    assert "threads" in out
-    assert "1 threads: batched 64 x 64 float32 products at" in out
-    assert ("| short_conv, SiLU | B2 T64 D1024 W4 | forward | 1 |" in out) == bool(form)
+    _print_kernels(report, markdown=True)
+    shown = capsys.readouterr().out
+    assert "| op | shape | what | threads | ours | peak | 64x64 |\n" in shown
+    assert "| short_conv, SiLU | B2 T64 D1024 W4 | forward | 1 |" in shown
+    report["rows"][0] |= {
+        "peer": {"name": "theirs", "median": 0.5, "peak_bytes": 2048},
+        "ratio": 7.125,
+        "difference": 1e-6,
+    }
+    _print_kernels({**report, "missing": {"fla": "fla is not installed"}}, markdown=False)
+    shown = capsys.readouterr().out
+    assert [word for word in ("theirs", "500 ms", "2 KiB", "7.12x", "1e-06", "- fla is not") if word not in shown] == []
+    assert "- 1 threads: batched 64 x 64 float32 products at" in shown

@@ -11,6 +11,7 @@ from zoo.accounting import account
 from zoo.bench import BenchFailed, model
 from zoo.bench.model import Request, bench_model
 from zoo.bench.model_ours import Ours, answers, open_worker
+from zoo.cli.bench import _print_model
 from zoo.recipe import load_stack_config, read_recipe
 
 SMALL = [
@@ -66,13 +67,38 @@ def test_a_model_alone_where_transformers_is_missing(monkeypatch):
     assert "transformers is not installed" in report["notes"][0]
 
 
-def test_two_models_of_the_same_weights(monkeypatch):
+def test_two_models_of_the_same_weights(monkeypatch, capsys):
     monkeypatch.setattr(model, "worker", twin(False))
     report = bench_model(request(peers=True), lambda what: None)
     assert report["differences"] == {"logits": 0.0, "decoded": 0.0, "loss": 0.0}
     assert all(row["ratio"] > 0 for row in report["rows"] if row["unit"] != "bytes")
     memory = next(row for row in report["rows"] if row["what"] == "training, peak memory")
     assert memory["ratio"] == 1
+    _print_model(report, markdown=True)
+    shown = capsys.readouterr().out
+    assert shown.startswith("qwen3_next/bench: ")
+    assert "|  | ours | transformers | ours better by |" in shown
+    assert "| training, peak memory | " in shown
+    assert "- MFU " in shown
+    layers = [{"mixer": "a: kda", "ours": 1e-3, "fla": 2e-3, "overhead": -0.5}, {"mixer": "b: mla", "missing": "none"}]
+    _print_model({**report, "mfu": None, "rate": None, "layers": layers}, markdown=False)
+    shown = capsys.readouterr().out
+    assert "2.000 ms" in shown
+    assert "-50.0%" in shown
+    assert "MFU unknown" in shown
+
+
+def test_what_transformers_cannot_run_is_said_and_ours_measured_alone(monkeypatch):
+    def refuses(request):
+        raise BenchFailed("ValueError: no such model type. You may upgrade")
+
+    monkeypatch.setattr(
+        model, "worker", in_process(lambda kind, setup: open_worker(setup) if kind == "ours" else refuses)
+    )
+    monkeypatch.setattr(model, "_measure", lambda sides, request, tell: [{"what": "training", "ours": len(sides)}])
+    report = bench_model(request(peers=True), lambda what: None)
+    assert report["rows"][0]["ours"] == 1
+    assert report["notes"] == ["transformers has no such model, ours alone: ValueError: no such model type"]
 
 
 def test_a_model_of_other_weights_is_found_out(monkeypatch):

@@ -66,14 +66,20 @@ def bench_model(request: Request, tell: Callable[[str], None]) -> dict[str, Any]
         tell("our model")
         described = ours.ask({"do": "describe"})
         if request.peers and request.device == "cpu":
+            tell("transformers' model, of the same weights")
             if find_spec("transformers") is None:
                 notes.append("transformers is not installed (flash-linear-attention brings it): ours alone")
             else:
-                tell("transformers' model, of the same weights")
-                family = ours.ask({"do": "export", "folder": str(folder / "model")})["family"]
-                setup = {**request.setup(), "folder": str(folder / "model")}
-                sides["transformers"] = stack.enter_context(worker("theirs", setup, request.threads))
-                notes.append(f"transformers {_version('transformers')} as {family}, fla hidden, attention by SDPA")
+                try:
+                    family = ours.ask({"do": "export", "folder": str(folder / "model")})["family"]
+                    setup = {**request.setup(), "folder": str(folder / "model")}
+                    theirs = stack.enter_context(worker("theirs", setup, request.threads))
+                    theirs.ask({"do": "ready"})
+                except BenchFailed as reason:
+                    notes.append(f"transformers has no such model, ours alone: {str(reason).partition('. ')[0]}")
+                else:
+                    sides["transformers"] = theirs
+                    notes.append(f"transformers {_version('transformers')} as {family}, fla hidden, attention by SDPA")
         differences = _hold_together(sides, request, folder) if len(sides) == 2 else {}
         rows = _measure(sides, request, tell)
         report = {
