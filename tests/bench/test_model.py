@@ -56,14 +56,14 @@ def test_a_model_alone_where_transformers_is_missing(monkeypatch):
     whats = [(row["what"], row["unit"]) for row in report["rows"]]
     assert whats[0] == ("training", "tokens/s")
     assert ("prefill 2 x 5", "s") in whats
-    assert ("decode 1 behind 5", "tokens/s") in whats
+    assert ("decode 1 behind 5", "s") in whats
     assert all(row["ours"] > 0 for row in report["rows"] if "grows" not in row["what"])
     assert report["mfu"] == pytest.approx(
         report["rows"][0]["ours"] * report["training_flops_per_token"] / report["rate"]
     )
     assert {choice.partition(":")[0] for choice in report["backends"]} >= {"delta_rule", "attention"}
     assert "training" in told
-    assert all(set(row) == {"what", "unit", "ours", "ratio"} for row in report["rows"])
+    assert all(set(row) - {"tokens"} == {"what", "unit", "ours", "ratio"} for row in report["rows"])
     assert "transformers is not installed" in report["notes"][0]
 
 

@@ -140,11 +140,8 @@ def _print_model(report: dict[str, Any], markdown: bool) -> None:
         f"{report['recipe']}: {report['params']:,} parameters, {report['batch']} x {report['seq']} tokens, "
         f"{report['dtype']} on {_place(report)}; medians of {report['repeats']} turns, torch {report['torch']}\n"
     )
-    sides = [key for key in report["rows"][0] if key not in ("what", "unit", "ratio", "ratio_of_best")]
-    rows = [
-        [row["what"], *(_FORMS[row["unit"]](row[side]) for side in sides), *_ratio(row, sides)]
-        for row in report["rows"]
-    ]
+    sides = ["ours", "transformers"] if "transformers" in report["rows"][0] else ["ours"]
+    rows = [[row["what"], *(_value(row, side) for side in sides), *_ratio(row, sides)] for row in report["rows"]]
     print_table(["", *sides, *(["ours better by"] if len(sides) > 1 else [])], rows, markdown=markdown)
     if report.get("layers"):
         print()
@@ -167,6 +164,11 @@ def _print_model(report: dict[str, Any], markdown: bool) -> None:
         print(f"- {what}: the sides differ by {difference:.1e} of the largest")
     for note in (*report["backends"], *report["notes"]):
         print(f"- {note}")
+
+
+def _value(row: dict[str, Any], side: str) -> str:
+    value = _FORMS[row["unit"]](row[side])
+    return value if "tokens" not in row else f"{value}, {row['tokens'] / row[side]:,.0f} tokens/s"
 
 
 def _rate(rate: float | None) -> str:
