@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +97,51 @@ def test_a_process_of_its_own_measures_and_says_why_it_does_not():
         assert row["op"] == "lightning_indexer"
         with pytest.raises(BenchFailed, match="IndexError"):
             process.ask({**ask, "index": 7})
+
+
+def signature(package: str, name: str) -> ast.arguments:
+    """Of a kernel of fla, from its source: importing it wants Triton."""
+    fla = PathFinder.find_spec("fla")
+    if fla is None:
+        pytest.skip("fla is not installed")
+    folder = Path(fla.submodule_search_locations[0], *package.split(".")[1:])
+    for file in folder.rglob("*.py"):
+        if f"\ndef {name}(" in (source := file.read_text(encoding="utf-8")):
+            return next(
+                node.args for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name
+            )
+    raise AssertionError(f"{package} has no {name}")
+
+
+def test_fla_kernels_are_called_by_their_names(monkeypatch):
+    called = []
+
+    def stand_in(package):
+        def kernel(name, **given):
+            known = signature(package, name)
+            names = [argument.arg for argument in known.args]
+            assert set(given) <= set(names), name
+            assert set(names[: len(names) - len(known.defaults)]) <= set(given), name
+            assert all(given[each] is not None for each in ("q", "k", "v"))
+            called.append(name)
+            return given["v"], None
+
+        class Package:
+            def __getattr__(self, name):
+                return lambda **given: kernel(name, **given)
+
+        return Package()
+
+    kernels = {name: peer for name, peer in PEERS.items() if peer.device == "cuda"}
+    loaded = {}
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.bench.peers.importlib.import_module", stand_in)
+        loaded = {name: peer.load() for name, peer in kernels.items()}
+    for case in all_cases(64):
+        x = inputs(case, CPU, torch.float32)
+        for name in (name for group in case.peers for name in group if name in kernels):
+            loaded[name](**x)
+    assert set(called) == {name.removeprefix("fla ") for name in kernels}
 
 
 @pytest.mark.slow
