@@ -80,7 +80,7 @@ def test_json_is_one_object(small, capsys):
         assert (row["share_of_matmul"] is None) == (row["name"] != "KDA")
     assert [row["what"] for row in report["growth"]] == ["forward", "forward + backward"]
     assert [row["lengths"] for row in report["growth"]] == [[32, 128]] * 2
-    assert "1 threads: delta_rule, KDA" in err
+    assert "threads 1: delta_rule, KDA" in err
     _print_kernels(report, markdown=True)
     shown = capsys.readouterr().out
     assert "| op | shape | what | threads | ours | peak | 64x64 |\n" in shown
@@ -93,4 +93,4 @@ def test_json_is_one_object(small, capsys):
     _print_kernels({**report, "missing": {"fla": "fla is not installed"}}, markdown=False)
     shown = capsys.readouterr().out
     assert [word for word in ("theirs", "500 ms", "2 KiB", "7.12x", "1e-06", "- fla is not") if word not in shown] == []
-    assert "- 1 threads: batched 64 x 64 float32 products at" in shown
+    assert "- 1 thread: batched 64 x 64 float32 products at" in shown

@@ -45,13 +45,13 @@ def bench_kernels(
     for count in threads:
         with worker("kernels", {"device": device}, count) as process:
             for index, case in enumerate(wanted):
-                tell(f"{count} threads: {case.op}, {case.name}, {case.sizes}")
+                tell(f"threads {count}: {case.op}, {case.name}, {case.sizes}")
                 ask = {"do": "case", "names": list(names), "index": index, "repeats": repeats, "peers": peers}
                 answer = process.ask(ask)
                 rows += [{**row, "threads": count} for row in answer["rows"]]
                 missing |= answer["missing"]
             for index, each in enumerate(growths):
-                tell(f"{count} threads: {each.op}, {each.name}, growth from T {each.lengths[0]} to {each.lengths[1]}")
+                tell(f"threads {count}: {each.op}, {each.name}, growth from T {each.lengths[0]} to {each.lengths[1]}")
                 ask = {"do": "growth", "names": list(names), "index": index, "repeats": repeats}
                 growth += [{**row, "threads": count} for row in process.ask(ask)["rows"]]
             rates[str(count)] = process.ask({"do": "rate", "repeats": repeats})["rate"]

@@ -130,7 +130,7 @@ def _model(command: str, args: list[str]) -> int:
 
 _FORMS: dict[str, Callable[[float], str]] = {
     "tokens/s": lambda value: f"{value:,.0f} tokens/s",
-    "s": lambda value: f"{1e3 * value:,.4g} ms",
+    "s": lambda value: f"{value:.4g} s" if value >= 5 else f"{1e3 * value:,.4g} ms",
     "bytes": bytes_,
 }
 
@@ -171,6 +171,10 @@ def _value(row: dict[str, Any], side: str) -> str:
     return value if "tokens" not in row else f"{value}, {row['tokens'] / row[side]:,.0f} tokens/s"
 
 
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def _rate(rate: float | None) -> str:
     return "an unknown rate" if rate is None else si(rate)
 
@@ -180,7 +184,9 @@ def _ratio(row: dict[str, Any], sides: list[str]) -> list[str]:
 
 
 def _place(report: dict[str, Any]) -> str:
-    return report["gpu"] or report["device"] if report["device"] == "cuda" else f"{report['threads']} threads of a CPU"
+    return (
+        report["gpu"] or report["device"] if report["device"] == "cuda" else f"{_threads(report['threads'])} of a CPU"
+    )
 
 
 def _kernels(command: str, args: list[str]) -> int:
@@ -271,6 +277,6 @@ def _print_kernels(report: dict[str, Any], markdown: bool) -> None:
         print_table(["op", "what", "threads", f"T {short}", f"T {long}", "ratio"], growth, left=2, markdown=markdown)
     print()
     for threads, rate in report["matmul_64_flops"].items():
-        print(f"- {threads} threads: batched 64 x 64 float32 products at {si(rate)} FLOPs/s")
+        print(f"- {_threads(int(threads))}: batched 64 x 64 float32 products at {si(rate)} FLOPs/s")
     for reason in report["missing"].values():
         print(f"- {reason}")
