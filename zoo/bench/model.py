@@ -186,7 +186,7 @@ def _utilisation(
         of = described["gpu"] if found is None else f"data sheet of {found[0]}, bfloat16"
     else:
         rate = statistics.median(ours.ask({"do": "matmul"})["rate"] for _ in range(request.repeats))
-        of = f"a product of 1024 x 1024 float32 in the same run"
+        of = "a product of 1024 x 1024 float32 in the same run"
     return {"training_flops": speed, "rate": rate, "rate_of": of, "mfu": None if rate is None else speed / rate}
 
 
