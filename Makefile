@@ -9,7 +9,7 @@ RUN ?= runs/qwen3_next-tiny
 TRITON := .venv-triton
 TRITON_VERSION := 3.9.0
 
-.PHONY: train test test-slow test-triton lint format docs golden clean
+.PHONY: train test test-slow test-triton test-gpu lint format docs golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test       the whole CPU test suite"
 	@echo "make test-slow  the long checks"
 	@echo "make test-triton  fla's kernels on the CPU, under Triton's interpreter"
+	@echo "make test-gpu   the checks on a CUDA device"
 	@echo "make lint       formatting, lint, types, imports"
 	@echo "make docs       write the tables of docs/gates.md anew"
 	@echo "make golden     write the golden first losses of the tiny recipes anew"
@@ -52,6 +53,9 @@ test-slow: .venv/.dev
 
 test-triton: $(TRITON)/.base
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(TRITON)/bin/python -m pytest tests/triton -n $(WORKERS) --dist worksteal
+
+test-gpu: .venv/.dev
+	$(BIN)/python -m pytest -m gpu -rs
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -27,6 +27,7 @@ COMMANDS = {
     "probe": "what a checkpoint does on a text: loss by position, gates, attention, hidden states",
     "import": "a transformers checkpoint as a run folder: recipe and weights",
     "export": "a checkpoint as a folder that transformers loads",
+    "bench": "how fast: ops beside their peers, or a whole model",
     "check": "hold a gate, a mixer or an FFN of your own to the zoo's contracts",
 }
 # a module named `list` would hide the builtin from its package; `import` is no name of a module
