@@ -72,7 +72,8 @@ def test_a_run_that_fails_is_shown_as_failed(zoo: Zoo, recipe: Path, tmp_path: P
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import torch\n"
-        "from zoo.gates.output import SigmoidOutput, register\n\n\n"
+        "from zoo.gates.output import register\n"
+        "from zoo.gates.output.sigmoid import SigmoidOutput\n\n\n"
         "@register('broken')\n"
         "class Broken(SigmoidOutput):\n"
         "    def activate(self, z):\n"
