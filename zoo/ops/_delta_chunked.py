@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, chunk_size, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision
 from zoo.ops._inverse import unit_lower_inverse
 
 
@@ -44,84 +44,104 @@ def chunked_delta_rule(
 
 
 class _Inside:
-    """What the chunks hold before any state is known. The backward computes it again."""
+    """What the chunks of a span hold before any state is known. The backward computes it again, but for `triangles`."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, beta, scale: float):
+    def __init__(self, span: Span, q, k, log_decay, beta, scale: float):
+        self.beta = span.cut(beta, zero_pads=True)
+        w = span.cut(k)
         # A token's key and query lie side by side, so that a block of tokens is one block of rows.
-        self.rows = v.new_empty(chunks.rows, chunks.size, 2, k.shape[3], dtype=chunks.dtype)
-        self.k, self.q = chunks.cut(k, self.rows[:, :, 0]), chunks.cut(q, self.rows[:, :, 1]).mul_(scale)
-        self.v = chunks.cut(v)
-        self.beta = chunks.cut(beta, zero_pads=True)
-        self.w = self.beta * self.k
-        self.decay = chunks.cut_decay(log_decay)
-        a, self.m = self.decay.scores(self.rows, self.w).unbind(2)
-        self.inverse = unit_lower_inverse(a)
-        self.k_start, self.q_start = self.k * self.decay.start, self.q * self.decay.start
-        self.w_end = self.w * self.decay.end
-        self.y = torch.bmm(self.inverse, self.k_start)
+        self.rows = torch.empty(*w.shape[:2], 2, w.shape[2], dtype=w.dtype, device=w.device)
+        self.rows[:, :, 0] = w
+        span.cut(q, self.rows[:, :, 1]).mul_(scale)
+        self.w = w.mul_(self.beta)
+        self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None])
+        self.rows_start, self.w_end = self.decay.rows_start.flatten(1, 2), self.decay.cols_end.flatten(1, 2)
+
+    def triangles(self) -> tuple[Tensor, Tensor]:
+        """(I + A)^-1 and M."""
+        a, m = self.decay.scores().squeeze(4).unbind(2)
+        return unit_lower_inverse(a), m
 
 
 class _DeltaRule(torch.autograd.Function):
-    """Keeps for the backward its inputs and one state a chunk."""
+    """Keeps for the backward its inputs and one state, one (I + A)^-1 and one M a chunk."""
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, beta, scale, initial_state, bounds):
-        chunks = Chunks(v, bounds, chunk_size(k, bounds))
-        inside = _Inside(chunks, q, k, v, log_decay, beta, scale)
-        u = torch.bmm(inside.inverse, inside.v)
-
-        def leave(at, entering):
-            u[at].baddbmm_(inside.y[at], entering, alpha=-1)
-            return torch.baddbmm(inside.decay.total[at] * entering, inside.w_end[at].mT, u[at])
-
-        states, final = chunks.carry(leave, initial_state, k.shape[3], v.shape[3])
-        o = torch.bmm(inside.m, u).baddbmm_(inside.q_start, states)
-        ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, states)
+        shape = k.shape[3], v.shape[3]
+        chunks = Chunks(v, bounds, chunk_size(k, bounds), k.shape[2], max(shape))
+        state = chunks.cut_state(initial_state, *shape)
+        kept = [chunks.new(ctx, *of) for of in (shape, (chunks.size,) * 2, (chunks.size,) * 2)]
+        o = empty_like(v)
+        for span in chunks.spans:
+            inside, u = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
+            inverse, m = inside.triangles()
+            states, *triangles = (None if x is None else x[span.rows] for x in kept)
+            if states is not None:
+                for x, triangle in zip(triangles, (inverse, m), strict=True):
+                    x.copy_(triangle)
+            o_span = torch.empty_like(u)
+            for at, lanes in span.steps:
+                entering = state[lanes]
+                if states is not None:
+                    states[at] = entering
+                read = torch.bmm(inside.rows_start[at], entering).unflatten(1, (-1, 2))
+                u_at = torch.bmm(inverse[at], u[at].sub_(read[:, :, 0]))
+                torch.baddbmm(read[:, :, 1], m[at], u_at, out=o_span[at])
+                entering.mul_(inside.decay.total[at]).baddbmm_(inside.w_end[at].mT, u_at)
+            span.join(o_span, o)
+        ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
-        return chunks.join_as(o, v), final
+        return o, chunks.join_state(state)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        q, k, v, log_decay, beta, initial_state, states = ctx.saved_tensors
-        chunks = ctx.chunks
-        inside = _Inside(chunks, q, k, v, log_decay, beta, ctx.scale)
-        decay, rows, w = inside.decay, inside.rows, inside.w
-        u = torch.bmm(inside.inverse, torch.baddbmm(inside.v, inside.k_start, states, alpha=-1))
+        *inputs, initial_state, states, inverses, ms = ctx.saved_tensors
+        grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
+        grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
+        for span in reversed(ctx.chunks.spans):
+            kept = (x[span.rows] for x in (states, inverses, ms))
+            _backward(span, inputs, ctx.scale, *kept, grad_o, grad_state, grads)
+        return ctx.chunks.finish(inputs, grads, None, initial_state, grad_state)
 
-        grad_o = chunks.cut(grad_o, zero_pads=True)
-        grad_u = torch.bmm(inside.m.mT, grad_o)
-        entering = torch.bmm(inside.q_start.mT, grad_o)
 
-        def enter(at, leaving):
-            grad_u[at].baddbmm_(inside.w_end[at], leaving)
-            entering[at].addcmul_(decay.total[at], leaving).baddbmm_(inside.y[at].mT, grad_u[at], alpha=-1)
+def _backward(span: Span, inputs, scale: float, states, inverse, m, grad_out, grad_state, grads) -> None:
+    """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
+    of those before it."""
+    q, k, v, log_decay, beta = inputs
+    inside = _Inside(span, q, k, log_decay, beta, scale)
+    decay, rows, w, rows_start = inside.decay, inside.rows, inside.w, inside.rows_start
+    u = torch.bmm(inverse, span.cut(v).baddbmm_(decay.rows_start[:, :, 0], states, alpha=-1))
+    # The gradients of what a token's key and query read lie side by side, too.
+    grad_reads = torch.empty(*u.shape[:2], 2, u.shape[2], dtype=u.dtype, device=u.device)
+    grad_o = span.cut(grad_out, grad_reads[:, :, 1], zero_pads=True)
+    grad_u = torch.bmm(m.mT, grad_o)
+    leaving = torch.empty_like(states)
+    for at, lanes in reversed(span.steps):
+        grad = grad_state[lanes]
+        leaving[at] = grad
+        grad_u[at].baddbmm_(inside.w_end[at], grad)
+        grad_reads[at][:, :, 0] = torch.bmm(inverse[at].mT, grad_u[at]).neg_()
+        grad.mul_(decay.total[at]).baddbmm_(rows_start[at].mT, grad_reads[at].flatten(1, 2))
 
-        leaving, grad_state = chunks.carry_back(enter, entering, grad_final)
-
-        grad_v = torch.bmm(inside.inverse.mT, grad_u)
-        grad_scores = rows.new_empty(*rows.shape[:3], chunks.size)
-        grad_scores[:, :, 0] = torch.bmm(grad_v, u.mT).tril_(-1).neg_()
-        grad_scores[:, :, 1] = torch.bmm(grad_o, u.mT).tril_()
-        grad_rows, grad_w = decay.backward(grad_scores, rows, w)
-        grad_k, grad_q = grad_rows.unbind(2)
-        grad_k.addcmul_(torch.bmm(grad_v, states.mT), decay.start, value=-1)
-        grad_q.addcmul_(torch.bmm(grad_o, states.mT), decay.start)
-        grad_w_end = torch.bmm(u, leaving.mT)
-        grad_w.addcmul_(grad_w_end, decay.end)
-
-        grad_log_decay = grad_beta = None
-        if ctx.needs_input_grad[3]:
-            grad_sums = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
-            grad_sums[:, -1] += (inside.w_end * grad_w_end).sum(1)
-            grad_sums[:, -1] += decay.total[..., 0] * (leaving * states).sum(-1)
-            grad_log_decay = chunks.join_grad_log_decay(grad_sums, log_decay)
-        if ctx.needs_input_grad[4]:
-            grad_beta = grad_w * inside.k
-            grad_beta = grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta
-            grad_beta = chunks.join_as(grad_beta, beta)
-        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
-        grad_k.addcmul_(grad_w, inside.beta)
-        grad_q.mul_(ctx.scale)
-        grad_q, grad_k, grad_v = map(chunks.join_as, (grad_q, grad_k, grad_v), (q, k, v))
-        return grad_q, grad_k, grad_v, grad_log_decay, grad_beta, None, grad_state, None
+    flat = grad_reads.flatten(1, 2)
+    grad_scores = torch.bmm(flat, u.mT).view(*rows.shape[:3], -1)
+    grad_scores[:, :, 0].tril_(-1)
+    grad_scores[:, :, 1].tril_()
+    grad_w_end = torch.bmm(u, leaving.mT)
+    last = (inside.w_end * grad_w_end).sum(1).addcmul_(decay.total[..., 0], leaving.mul_(states).sum(-1))
+    grad_rows_start = torch.bmm(flat, states.mT).view_as(rows)
+    grad_rows, grad_w = decay.backward(grad_scores[..., None], grad_rows_start, grad_w_end[:, :, None])
+    grad_k, grad_q = grad_rows.unbind(2)
+    grad_w = grad_w.squeeze(2)
+    if grads[3] is not None:
+        grad_sums = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
+        grad_sums[:, -1] += last
+        span.join_grad_log_decay(grad_sums, log_decay, grads[3])
+    if grads[4] is not None:
+        grad_beta = grad_w * rows[:, :, 0]
+        span.join(grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta, grads[4])
+    grad_v = grad_reads[:, :, 0].neg_()
+    for grad, into in zip((grad_q.mul_(scale), grad_k.addcmul_(grad_w, inside.beta), grad_v), grads, strict=False):
+        span.join(grad, into)
