@@ -336,7 +336,7 @@ def test_memory_of_a_step(subject: Subject, decay: str, monkeypatch: pytest.Monk
 @of(FAST)
 def test_inference_keeps_no_states(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(zoo.ops._chunks.SPAN, "cpu", 2**13)
-    x, _ = memory(subject, "channel", 2)
+    x, _ = memory(subject, "channel", 4)
     with torch.no_grad(), Live() as live:
         subject.forward({name: y.detach() for name, y in x.items()})
     assert live.most <= nbytes(x.values())
