@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import zoo.ops
-import zoo.ops._chunks
 from tests.ops.linear import (
     ALL,
     BOUNDS,
@@ -321,7 +320,7 @@ def test_what_is_kept_for_the_backward(subject: Subject, decay: str) -> None:
 def test_memory_of_a_step(subject: Subject, decay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a forward and its backward hold at once, outputs and gradients included, grows with the length by less than
     one and a half times the inputs and one state a chunk: what a span holds in between does not grow."""
-    monkeypatch.setitem(zoo.ops._chunks.SPAN, "cpu", 2**13)
+    monkeypatch.setattr("zoo.ops._chunks.SPAN", 2**13)
     peaks, inputs, states = [], [], []
     for times in (1, 2):
         x, of_states = memory(subject, decay, times)
@@ -335,7 +334,7 @@ def test_memory_of_a_step(subject: Subject, decay: str, monkeypatch: pytest.Monk
 
 @of(FAST)
 def test_inference_keeps_no_states(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(zoo.ops._chunks.SPAN, "cpu", 2**13)
+    monkeypatch.setattr("zoo.ops._chunks.SPAN", 2**13)
     x, _ = memory(subject, "channel", 4)
     with torch.no_grad(), Live() as live:
         subject.forward({name: y.detach() for name, y in x.items()})
@@ -354,7 +353,7 @@ def test_spans_of_every_size(
     x = subject.inputs(batch, length, decay="channel", states=states)
     want = subject.run(x, "reference", **options)
     subject.set_size(monkeypatch, 16)
-    monkeypatch.setitem(zoo.ops._chunks.SPAN, "cpu", span)
+    monkeypatch.setattr("zoo.ops._chunks.SPAN", span)
     assert_same(subject.run(x, **options), want)
 
 

@@ -10,7 +10,7 @@ costs little, as it stays in the cache; passing over all tokens would wait for m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from itertools import accumulate, pairwise
 from typing import Any
@@ -24,16 +24,18 @@ from zoo.ops._decay import FLOOR, INNER, ChannelDecay, HeadDecay, decayed
 from zoo.ops._dispatch import device_kind
 from zoo.ops._precision import full_precision, working_dtype
 
-SPAN = {"cpu": 2**17}
-"""Numbers of one array of a span, for each thread; about twenty such arrays are alive at once."""
-ELSEWHERE = 2**25
+SPAN = 2**17
+"""Numbers of one array of a span for each thread of a CPU: about twenty of them are alive at once."""
+SPAN_ELSEWHERE = 2**25
+"""On a GPU, which wants much work at once."""
 
 
 class Chunks:
     """The cut of v's tokens [B,T,HV,V], or of documents packed into one row with boundaries `bounds`, into chunks of C
-    = `size`, where a key head has HV / `heads` value heads and arrays are `width` wide.
+    = `size`, for arrays that are `width` wide and `heads` key heads.
 
-    `rows` counts chunks and value heads; `spans` follow each other in time.
+    `running` counts the sequences of each step, `starts` those of the steps before it. The `spans` follow each other in
+    time. States are kept a lane: [L,K,V], sequences in order of their length, each with all its heads.
     """
 
     def __init__(self, v: Tensor, bounds: list[int] | None, size: int, heads: int, width: int):
@@ -41,15 +43,11 @@ class Chunks:
         self.size, self.dtype, self.device = size, working_dtype(v), v.device
         self.packed = bounds is not None
         self.order: Tensor | None = None
-        if bounds is None:
-            self.running = [self.batch] * -(-self.length // size)
-        else:
-            self.running = self._pack(bounds)
+        self.running = [self.batch] * -(-self.length // size) if bounds is None else self._pack(bounds)
         self.starts = list(accumulate([0, *self.running]))
-        self.rows = self.v_heads * self.starts[-1]
-        kind = device_kind(v)
-        budget = SPAN[kind] * torch.get_num_threads() if kind in SPAN else ELSEWHERE
-        self.spans = [Span(self, *box) for box in self._boxes(budget // (size * width), self.v_heads // heads)]
+        budget = SPAN * torch.get_num_threads() if device_kind(v) == "cpu" else SPAN_ELSEWHERE
+        boxes = self._boxes(budget // (size * width), self.v_heads // heads)
+        self.spans = [Span(self, *box) for box in boxes]
 
     def _pack(self, bounds: list[int]) -> list[int]:
         """Finds where each token goes; returns the number of documents that run in each step."""
@@ -66,18 +64,19 @@ class Chunks:
 
     def _boxes(self, rows: int, group: int) -> Iterator[tuple[slice, slice, slice]]:
         """Steps, sequences and value heads of the spans, of about `rows` rows each; heads of a group stay together."""
-        at_once, step = rows // self.v_heads, 0
-        while step < len(self.running):
-            running, next_step = self.running[step], step + 1
-            while next_step < len(self.running) and self.starts[next_step + 1] - self.starts[step] <= at_once:
-                next_step += 1
-            sequences = max(1, at_once if next_step == step + 1 else running)
-            heads = self.v_heads if at_once else max(1, rows // group) * group
-            for first in range(0, running, sequences):
-                for head in range(0, self.v_heads, heads):
-                    of_heads = slice(head, min(head + heads, self.v_heads))
-                    yield slice(step, next_step), slice(first, min(first + sequences, running)), of_heads
-            step = next_step
+        at_once = rows // self.v_heads  # chunks of all heads
+        first = 0
+        while first < len(self.running):
+            running, last = self.running[first], first + 1
+            while last < len(self.running) and self.starts[last + 1] - self.starts[first] <= at_once:
+                last += 1
+            n_sequences = min(running, max(1, at_once))
+            n_heads = self.v_heads if at_once else max(1, rows // group) * group
+            for sequence in range(0, running, n_sequences):
+                for head in range(0, self.v_heads, n_heads):
+                    sequences = slice(sequence, min(sequence + n_sequences, running))
+                    yield slice(first, last), sequences, slice(head, min(head + n_heads, self.v_heads))
+            first = last
 
     def cut_state(self, state: Tensor | None, *shape: int) -> Tensor:
         """A state a sequence [B,HV,...] into one a lane [L,...], which may be overwritten; None is zeros."""
@@ -90,59 +89,59 @@ class Chunks:
         state = state.unflatten(0, (-1, self.v_heads))
         return state if self.order is None else torch.empty_like(state).index_copy_(0, self.order, state)
 
-    def new(self, ctx: Any, *shape: int) -> Tensor | None:
-        """Room for what the backward of `ctx` wants of every row, or None if there will be none."""
-        if not any(ctx.needs_input_grad):
-            return None
-        return torch.empty(self.rows, *shape, dtype=self.dtype, device=self.device)
+    def kept(self, ctx: Any, *shapes: tuple[int, int]) -> list[Tensor]:
+        """Room for matrices of these shapes for every row, which the backward of `ctx` wants; none if there will be
+        none."""
+        n = self.v_heads * self.starts[-1]
+        shapes = shapes if any(ctx.needs_input_grad) else ()
+        return [torch.empty(n, *shape, dtype=self.dtype, device=self.device) for shape in shapes]
 
-    def finish(self, inputs: list[Any], grads: list[Any], *rest: Any) -> tuple[Any, ...]:
-        """What a backward returns: the gradients of the inputs, log_decay fourth among them, None for the scale, that
-        of the initial state from the one of its lanes, None for the boundaries."""
-        scale, initial_state, grad_state = rest
-        if grads[3] is not None:
+    def gradients(
+        self, tokens: Sequence[Tensor | None], grads: list[Tensor | None], initial_state: Tensor | None, lanes: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """What a backward returns for tokens (log_decay is the fourth), scale, initial state (from its gradient a lane)
+        and boundaries."""
+        if tokens[3] is not None and grads[3] is not None:
             # Where all is forgotten, rounding is all that is left in the sums; Adam would take it for a gradient.
-            grads[3].mul_(inputs[3] >= FLOOR[self.dtype])
-        grads = [None if grad is None else grad.to(x.dtype) for grad, x in zip(grads, inputs, strict=True)]
-        grad_state = (
-            None
-            if initial_state is None
-            else self.join_state(grad_state).reshape(initial_state.shape).to(initial_state.dtype)
-        )
-        return *grads, scale, grad_state, None
+            grads[3].mul_(tokens[3] >= FLOOR[self.dtype])
+        of_state = None if initial_state is None else self.join_state(lanes).reshape(initial_state.shape)
+        pairs = zip((*grads, of_state), (*tokens, initial_state), strict=True)
+        *grads, of_state = (None if grad is None or x is None else grad.to(x.dtype) for grad, x in pairs)
+        return *grads, None, of_state, None
 
 
 class Span:
     """The chunks of `steps`, which are several only with all `sequences` and `heads`. A cut tensor is [n,C,E].
 
-    rows   where they stand among all rows
+    rows   where its n rows stand among all
     steps  for each step the rows of this span and their lanes
     """
 
     def __init__(self, chunks: Chunks, steps: slice, sequences: slice, heads: slice):
-        self.chunks, self.heads, self.sequences = chunks, heads, sequences
-        v_heads, n_heads = chunks.v_heads, heads.stop - heads.start
-        self.units = slice(chunks.starts[steps.start] + sequences.start, chunks.starts[steps.stop - 1])
+        self.chunks, self.sequences, self.heads = chunks, sequences, heads
+        self.time = slice(steps.start * chunks.size, steps.stop * chunks.size)
+        self.n_heads = heads.stop - heads.start
         running = [sequences.stop - sequences.start, *chunks.running[steps.start + 1 : steps.stop]]
-        self.units = slice(self.units.start, self.units.start + sum(running))
-        first = self.units.start * v_heads + heads.start
-        edges = [n_heads * n for n in accumulate([0, *running])]
-        self.rows = slice(first, first + edges[-1])
-        lane = sequences.start * v_heads + heads.start
+        edges = [self.n_heads * n for n in accumulate([0, *running])]
+        lane = sequences.start * chunks.v_heads + heads.start
         self.steps = [(slice(a, b), slice(lane, lane + b - a)) for a, b in pairwise(edges)]
-        self.n_heads, self.time = n_heads, slice(steps.start * chunks.size, steps.stop * chunks.size)
+        self.n, first = edges[-1], chunks.starts[steps.start] * chunks.v_heads + lane
+        self.rows = slice(first, first + self.n)
         if chunks.packed:
-            token, pads = chunks.token[self.units], chunks.pads[self.units]
-            device = chunks.device
-            self.token, self.pads, self.real = token.flatten().to(device), None, None
-            self.place = self.token
-            if pads.any():
-                self.pads = pads[:, None, :, None].to(device)
-                self.real = (~pads).flatten().nonzero()[:, 0].to(device)
-                self.place = token[~pads].to(device)
+            unit = chunks.starts[steps.start] + sequences.start
+            self._place(*(x[unit : unit + sum(running)] for x in (chunks.token, chunks.pads)))
+
+    def _place(self, token: Tensor, pads: Tensor) -> None:
+        """Where the tokens of packed documents come from, and where those that are no pads go to."""
+        device = self.chunks.device
+        self.token, self.pads, self.real = token.flatten().to(device), None, None
+        self.place = self.token
+        if pads.any():
+            self.pads, self.place = pads[:, None, :, None].to(device), token[~pads].to(device)
+            self.real = (~pads).flatten().nonzero()[:, 0].to(device)
 
     def _of(self, x: Tensor) -> Tensor:
-        """The tokens and heads of x [B,T,H,...] that this span has, H a divisor of HV."""
+        """This span's tokens and heads of x [B,T,H,...], H a divisor of HV; all tokens where documents are packed."""
         group = self.chunks.v_heads // x.shape[2]
         x = x[:, :, self.heads.start // group : self.heads.stop // group]
         return x[0] if self.chunks.packed else x[self.sequences, self.time]
@@ -153,7 +152,7 @@ class Span:
         x = self._of(x if x.ndim == 4 else x.unsqueeze(3))
         size = self.chunks.size
         if out is None:
-            out = x.new_empty(self.rows.stop - self.rows.start, size, x.shape[-1], dtype=self.chunks.dtype)
+            out = x.new_empty(self.n, size, x.shape[-1], dtype=self.chunks.dtype)
         into = out.unflatten(0, (-1, self.n_heads))
         if self.chunks.packed:
             x = x.index_select(0, self.token).unflatten(0, (-1, size)).transpose(1, 2)
@@ -180,14 +179,18 @@ class Span:
         if self.chunks.packed:
             x = x.transpose(1, 2).flatten(0, 1)
             out.index_copy_(0, self.place, (x if self.real is None else x[self.real]).to(out.dtype))
-        else:
-            x = x.unflatten(0, (-1, len(out))).permute(1, 0, 3, 2, 4)
-            out.copy_(x.flatten(1, 2)[:, : out.shape[1]])
+            return
+        x = x.unflatten(0, (-1, len(out))).permute(1, 0, 3, 2, 4)
+        full, rest = divmod(out.shape[1], self.chunks.size)
+        if full:
+            out[:, : full * self.chunks.size].unflatten(1, (full, -1)).copy_(x[:, :full])
+        if rest:
+            out[:, -rest:].copy_(x[:, -1, :rest])
 
     def cut_heads(self, x: Tensor) -> Tensor:
         """Something a head x [H,E] for each row, [n,1,E]."""
         x = x.to(self.chunks.dtype).repeat_interleave(self.chunks.v_heads // len(x), dim=0)[self.heads]
-        return x.repeat((self.rows.stop - self.rows.start) // len(x), 1).unsqueeze(1)
+        return x.repeat(self.n // len(x), 1).unsqueeze(1)
 
     def join_heads(self, x: Tensor, out: Tensor) -> None:
         """Adds x [n,E] to out [H,E]: the adjoint of `cut_heads`."""
@@ -211,6 +214,11 @@ class Span:
 def empty_like(x: Tensor) -> Tensor:
     """Room for all tokens of x, one after another."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def pairs_like(x: Tensor) -> Tensor:
+    """Room for two of x [n,C,E], token by token: [n,C,2,E]."""
+    return x.new_empty(*x.shape[:2], 2, x.shape[2])
 
 
 def chunk_size(k: Tensor, bounds: list[int] | None, most: int = 64) -> int:

@@ -1,4 +1,4 @@
-"""The delta rule in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+"""The delta rule in chunks: matrix products within them, and a short loop that carries the state.
 
 Within a chunk of C tokens, with w = beta k, decays e^G from the chunk's start (inclusive) and the entering state S_0,
 
@@ -6,10 +6,9 @@ Within a chunk of C tokens, with w = beta k, decays e^G from the chunk's start (
     O = (q e^G) S_0 + M U                           M_ij = <q_i e^(G_i - G_j), w_j>  for j <= i
     S_C = e^G_C S_0 + (w e^(G_C - G))^T U
 
-where U_t = v_t - S^T k_t is what the write at t corrects. With Y = (I + A)^-1 (k e^G) known for all chunks, the loop is
-U = (I + A)^-1 V - Y S_0 and the last line. Backward, with R = (I + A)^-T dU,
+where U_t = v_t - S^T k_t is what the write at t corrects. Backward, with R = (I + A)^-T dU,
 
-    dU = M^T dO + (w e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C - Y^T dU
+    dU = M^T dO + (w e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C - (k e^G)^T R
     dA = -tril(R U^T, -1)    dM = tril(dO U^T)      dV = R    d(k e^G) = -R S_0^T    d(q e^G) = dO S_0^T
     dG = q dq + k dk - w dw
 
@@ -25,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision, pairs_like
 from zoo.ops._inverse import unit_lower_inverse
 
 
@@ -50,7 +49,7 @@ class _Inside:
         self.beta = span.cut(beta, zero_pads=True)
         w = span.cut(k)
         # A token's key and query lie side by side, so that a block of tokens is one block of rows.
-        self.rows = torch.empty(*w.shape[:2], 2, w.shape[2], dtype=w.dtype, device=w.device)
+        self.rows = pairs_like(w)
         self.rows[:, :, 0] = w
         span.cut(q, self.rows[:, :, 1]).mul_(scale)
         self.w = w.mul_(self.beta)
@@ -71,24 +70,23 @@ class _DeltaRule(torch.autograd.Function):
         shape = k.shape[3], v.shape[3]
         chunks = Chunks(v, bounds, chunk_size(k, bounds), k.shape[2], max(shape))
         state = chunks.cut_state(initial_state, *shape)
-        kept = [chunks.new(ctx, *of) for of in (shape, (chunks.size,) * 2, (chunks.size,) * 2)]
+        square = chunks.size, chunks.size
+        kept = chunks.kept(ctx, shape, square, square)
         o = empty_like(v)
         for span in chunks.spans:
-            inside, u = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
+            inside, v_span = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
             inverse, m = inside.triangles()
-            states, *triangles = (None if x is None else x[span.rows] for x in kept)
-            if states is not None:
-                for x, triangle in zip(triangles, (inverse, m), strict=True):
-                    x.copy_(triangle)
-            o_span = torch.empty_like(u)
+            if kept:
+                kept[1][span.rows], kept[2][span.rows] = inverse, m
+            o_span = torch.empty_like(v_span)
             for at, lanes in span.steps:
                 entering = state[lanes]
-                if states is not None:
-                    states[at] = entering
-                read = torch.bmm(inside.rows_start[at], entering).unflatten(1, (-1, 2))
-                u_at = torch.bmm(inverse[at], u[at].sub_(read[:, :, 0]))
-                torch.baddbmm(read[:, :, 1], m[at], u_at, out=o_span[at])
-                entering.mul_(inside.decay.total[at]).baddbmm_(inside.w_end[at].mT, u_at)
+                if kept:
+                    kept[0][span.rows][at] = entering
+                of_k, of_q = torch.bmm(inside.rows_start[at], entering).unflatten(1, (-1, 2)).unbind(2)
+                u = torch.bmm(inverse[at], v_span[at].sub_(of_k))
+                torch.baddbmm(of_q, m[at], u, out=o_span[at])
+                entering.mul_(inside.decay.total[at]).baddbmm_(inside.w_end[at].mT, u)
             span.join(o_span, o)
         ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
@@ -97,24 +95,24 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        *inputs, initial_state, states, inverses, ms = ctx.saved_tensors
+        *inputs, initial_state, states, inverse, m = ctx.saved_tensors
         grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
         grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
         for span in reversed(ctx.chunks.spans):
-            kept = (x[span.rows] for x in (states, inverses, ms))
-            _backward(span, inputs, ctx.scale, *kept, grad_o, grad_state, grads)
-        return ctx.chunks.finish(inputs, grads, None, initial_state, grad_state)
+            kept = [x[span.rows] for x in (states, inverse, m)]
+            _backward(span, inputs, ctx.scale, kept, grad_o, grad_state, grads)
+        return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
 
-def _backward(span: Span, inputs, scale: float, states, inverse, m, grad_out, grad_state, grads) -> None:
+def _backward(span: Span, inputs, scale, kept, grad_out, grad_state, grads) -> None:
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
-    q, k, v, log_decay, beta = inputs
+    (q, k, v, log_decay, beta), (states, inverse, m) = inputs, kept
     inside = _Inside(span, q, k, log_decay, beta, scale)
-    decay, rows, w, rows_start = inside.decay, inside.rows, inside.w, inside.rows_start
+    decay, rows, w = inside.decay, inside.rows, inside.w
     u = torch.bmm(inverse, span.cut(v).baddbmm_(decay.rows_start[:, :, 0], states, alpha=-1))
     # The gradients of what a token's key and query read lie side by side, too.
-    grad_reads = torch.empty(*u.shape[:2], 2, u.shape[2], dtype=u.dtype, device=u.device)
+    grad_reads = pairs_like(u)
     grad_o = span.cut(grad_out, grad_reads[:, :, 1], zero_pads=True)
     grad_u = torch.bmm(m.mT, grad_o)
     leaving = torch.empty_like(states)
@@ -123,7 +121,7 @@ def _backward(span: Span, inputs, scale: float, states, inverse, m, grad_out, gr
         leaving[at] = grad
         grad_u[at].baddbmm_(inside.w_end[at], grad)
         grad_reads[at][:, :, 0] = torch.bmm(inverse[at].mT, grad_u[at]).neg_()
-        grad.mul_(decay.total[at]).baddbmm_(rows_start[at].mT, grad_reads[at].flatten(1, 2))
+        grad.mul_(decay.total[at]).baddbmm_(inside.rows_start[at].mT, grad_reads[at].flatten(1, 2))
 
     flat = grad_reads.flatten(1, 2)
     grad_scores = torch.bmm(flat, u.mT).view(*rows.shape[:3], -1)

@@ -1,9 +1,11 @@
-"""The delta rule token by token, for decoding: the fewest operations that take the state one step on.
+"""The delta rule token by token, for decoding: the fewest operations that take a state one token on.
 
     S   = e^g S_{t-1}
-    u   = v_t - S^T k_t
-    S_t = S + (beta k_t) u^T
+    u_t = v_t - S^T k_t
+    S_t = S + (beta k_t) u_t^T
     o_t = scale S_t^T q_t
+
+A state is small beside what it costs to call an operation, or large beside all else of a token: both count.
 """
 
 from __future__ import annotations
@@ -25,20 +27,29 @@ def step_delta_rule(
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`zoo.ops.delta_rule` for checked arguments, without boundaries. Differentiable any number of times."""
-    shape, out_dtype = v.shape, v.dtype
-    batch, length, heads, v_width = shape
-    if length > 1:
-        o, state = [], initial_state
-        for token in zip(*((None,) * length if x is None else x.split(1, 1) for x in (q, k, v, log_decay, beta)), strict=True):
-            o_t, state = step_delta_rule(*token, scale, state)
-            o.append(o_t)
-        return torch.cat(o, dim=1), state
+    (_, length, heads, _), dtype = v.shape, working_dtype(v)
+    state = first_state(initial_state, k, v)
+    tokens = [q, k, v, log_decay, beta]
     if q.shape[2] != heads:
-        q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    dtype, n, width = working_dtype(v), batch * heads, q.shape[3]
-    state = first_state(initial_state, k, v).reshape(n, width, v_width)
-    if any(x is not None and x.dtype != dtype for x in (q, k, v, log_decay, beta)):
-        q, k, v, log_decay, beta = (None if x is None else x.to(dtype) for x in (q, k, v, log_decay, beta))
+        tokens[:2] = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
+    if any(x is not None and x.dtype != dtype for x in tokens):
+        tokens = [None if x is None else x.to(dtype) for x in tokens]
+    if length == 1:
+        o, state = _step(tokens, scale, state)
+    else:
+        outputs = []
+        for t in range(length):
+            o, state = _step([None if x is None else x[:, t : t + 1] for x in tokens], scale, state)
+            outputs.append(o)
+        o = torch.cat(outputs, dim=1)
+    return o if o.dtype == v.dtype else o.to(v.dtype), state
+
+
+def _step(tokens, scale, state):
+    q, k, v, log_decay, beta = tokens
+    batch, heads, width, v_width = state.shape
+    n = batch * heads
+    state = state.reshape(n, width, v_width)
     q, k, u = q.reshape(n, 1, width), k.reshape(n, 1, width), v.reshape(n, 1, v_width)
     if log_decay is not None:
         state = state * log_decay.exp().reshape(n, -1, 1)
@@ -47,8 +58,8 @@ def step_delta_rule(
         u = beta.reshape(n, 1, 1) * u
     else:
         k = beta.reshape(n, 1, width) * k
-    # What nobody else holds may be overwritten, but a graph keeps it for k.
+    # The decayed state is nobody else's, so it may be overwritten, unless a graph keeps it for the gradient of k.
     owned = log_decay is not None and not torch.is_grad_enabled()
     state = state.addcmul_(k.mT, u) if owned else state.addcmul(k.mT, u)
-    o = torch.baddbmm(u, q, state, beta=0, alpha=scale).view(shape)
-    return o if o.dtype == out_dtype else o.to(out_dtype), state.view(batch, heads, width, v_width)
+    o = torch.baddbmm(u, q, state, beta=0, alpha=scale)
+    return o.view(v.shape), state.view(batch, heads, width, v_width)

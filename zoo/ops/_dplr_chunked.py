@@ -1,4 +1,4 @@
-"""DPLR in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+"""DPLR in chunks: matrix products within them, and a short loop that carries the state.
 
 Within a chunk of C tokens, with decays e^G from the chunk's start (inclusive), e^G' from the start to the token before
 (row 0: 1) and the entering state S_0,
@@ -11,10 +11,9 @@ where U_t = S_{t-1}^T a_t is what a reads before the decay at t. That is the sta
 moved up one row to stand beside that token's q: then both fall under e^G and meet the columns j <= their row. Only the
 first a of a chunk has no such row; it reads S_0 itself.
 
-With Y = (I - A)^-1 (a e^G') known for all chunks, the loop is U = (I - A)^-1 A^k V + Y S_0 and the last line. Backward,
-with R = (I - A)^-T dU,
+Backward, with R = (I - A)^-T dU,
 
-    dU = M^T dO + (b e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C + Y^T dU
+    dU = M^T dO + (b e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C + (a e^G')^T R
     dV = M^k^T dO + A^k^T R + (k e^(G_C - G)) dS_C
     dA = R U^T    dA^k = R V^T    dM = dO U^T    dM^k = dO V^T    d(a e^G') = R S_0^T    d(q e^G) = dO S_0^T
     dG = q dq + a' da' - b db - k dk                with a' the moved a
@@ -31,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision, pairs_like
 from zoo.ops._inverse import unit_lower_inverse
 
 
@@ -61,8 +60,8 @@ class _Inside:
     def __init__(self, span: Span, q, k, v, log_decay, a, b, scale: float):
         # What belongs to one token lies side by side, so that a block of tokens is one block of rows or columns.
         a, v = span.cut(a), span.cut(v)
-        self.rows, self.cols = _pairs(a), _pairs(a)  # the moved a, and q; b, and k
-        self.uv = _pairs(v)
+        self.rows, self.cols = pairs_like(a), pairs_like(a)  # the moved a, and q; b, and k
+        self.uv = pairs_like(v)
         self.rows[:, :, 0] = _up(a)
         span.cut(q, self.rows[:, :, 1]).mul_(scale)
         for i, x in enumerate((b, k)):
@@ -85,21 +84,21 @@ class _Dplr(torch.autograd.Function):
     def forward(ctx, q, k, v, log_decay, a, b, scale, initial_state, bounds):
         shape = k.shape[3], v.shape[3]
         chunks = Chunks(v, bounds, chunk_size(k, bounds, LONGEST_CHUNK), k.shape[2], max(shape))
-        state, states = chunks.cut_state(initial_state, *shape), chunks.new(ctx, *shape)
+        state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
         out = empty_like(v)
         for span in chunks.spans:
             inside = _Inside(span, q, k, v, log_decay, a, b, scale)
             o = inside.uv.new_empty(*inside.uv.shape[:2], shape[1])
             for at, lanes in span.steps:
                 entering, uv = state[lanes], inside.uv[at]
-                if states is not None:
-                    states[span.rows][at] = entering
+                if kept:
+                    kept[0][span.rows][at] = entering
                 of_a, of_q = torch.bmm(inside.reads[at], entering).unflatten(1, (-1, 2)).unbind(2)
                 uv[:, :, 0] = torch.bmm(inside.inverse[at], of_a.add_(uv[:, :, 0]))
                 torch.baddbmm(of_q, inside.m[at], uv.flatten(1, 2), out=o[at])
                 entering.mul_(inside.decay.total[at]).baddbmm_(inside.cols_end[at].mT, uv.flatten(1, 2))
             span.join(o, out)
-        ctx.save_for_backward(q, k, v, log_decay, a, b, initial_state, states)
+        ctx.save_for_backward(q, k, v, log_decay, a, b, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
         return out, chunks.join_state(state)
 
@@ -111,13 +110,14 @@ class _Dplr(torch.autograd.Function):
         grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
         for span in reversed(ctx.chunks.spans):
             _backward(span, inputs, ctx.scale, states[span.rows], grad_o, grad_state, grads)
-        return ctx.chunks.finish(inputs, grads, None, initial_state, grad_state)
+        return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
 
-def _backward(span: Span, inputs, scale: float, states, grad_out, grad_state, grads) -> None:
+def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) -> None:
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
-    inside = _Inside(span, *inputs, scale)
+    q, k, v, log_decay, a, b = inputs
+    inside = _Inside(span, q, k, v, log_decay, a, b, scale)
     decay, rows, cols, uv = inside.decay, inside.rows, inside.cols, inside.uv
     of_a = torch.bmm(inside.reads, states).unflatten(1, (-1, 2))[:, :, 0]
     uv[:, :, 0] = torch.bmm(inside.inverse, of_a.add_(uv[:, :, 0]))
@@ -148,7 +148,7 @@ def _backward(span: Span, inputs, scale: float, states, grad_out, grad_state, gr
     if grads[3] is not None:
         grad_sums = (rows * grad_rows).sum(2).sub_((cols * grad_cols).sum(2))
         grad_sums[:, -1] += last
-        span.join_grad_log_decay(grad_sums, inputs[3], grads[3])
+        span.join_grad_log_decay(grad_sums, log_decay, grads[3])
     grad_a = _down(grad_rows[:, :, 0])
     grad_a[:, :1] = torch.bmm(grad_read[:, :1], states.mT)
     grad_b, grad_k = grad_cols.unbind(2)
@@ -156,11 +156,6 @@ def _backward(span: Span, inputs, scale: float, states, grad_out, grad_state, gr
     for grad, into in zip(of_tokens, grads, strict=True):
         if grad is not None:
             span.join(grad, into)
-
-
-def _pairs(x: Tensor) -> Tensor:
-    """Room for two of x [n,C,E], token by token: [n,C,2,E]."""
-    return x.new_empty(*x.shape[:2], 2, x.shape[2])
 
 
 def _up(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear attention in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+"""Linear attention in chunks: matrix products within them, and a short loop that carries the state.
 
 Within a chunk of C tokens, with decays e^G from the chunk's start (inclusive) and the entering state S_0,
 
@@ -70,19 +70,19 @@ class _LinearAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
         shape = k.shape[3], v.shape[3]
         chunks = Chunks(v, bounds, chunk_size(k, bounds), k.shape[2], max(shape))
-        state, states = chunks.cut_state(initial_state, *shape), chunks.new(ctx, *shape)
+        state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
         o = empty_like(v)
         for span in chunks.spans:
             inside, v_span = _Inside(span, q, k, log_decay, bonus, scale), span.cut(v)
             o_span = torch.bmm(inside.m, v_span)
             for at, lanes in span.steps:
                 entering = state[lanes]
-                if states is not None:
-                    states[span.rows][at] = entering
+                if kept:
+                    kept[0][span.rows][at] = entering
                 o_span[at].baddbmm_(inside.q_start[at], entering)
                 entering.mul_(inside.decay.total[at]).baddbmm_(inside.k_end[at].mT, v_span[at])
             span.join(o_span, o)
-        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, states)
+        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
         return o, chunks.join_state(state)
 
@@ -96,10 +96,10 @@ class _LinearAttention(torch.autograd.Function):
         grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
         for span in reversed(ctx.chunks.spans):
             _backward(span, inputs, ctx.scale, states[span.rows], grad_o, grad_state, grads)
-        return ctx.chunks.finish(inputs, grads, None, initial_state, grad_state)
+        return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
 
-def _backward(span: Span, inputs, scale: float, states, grad_out, grad_state, grads) -> None:
+def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) -> None:
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
     q, k, v, log_decay, bonus = inputs
@@ -116,13 +116,11 @@ def _backward(span: Span, inputs, scale: float, states, grad_out, grad_state, gr
     grad_q_start, grad_k_end = torch.bmm(grad_o, states.mT), torch.bmm(v_span, leaving.mT)
     last = (inside.k_end * grad_k_end).sum(1).addcmul_(decay.total[..., 0], leaving.mul_(states).sum(-1))
     grad_scores = grad_m.tril() if bonus is None else grad_m.tril(-1).roll(-1, dims=1)
-    grad_rows_start = grad_q_start if bonus is None else grad_q_start.roll(-1, dims=1)
+    grad_start = grad_q_start if bonus is None else grad_q_start.roll(-1, dims=1)
     if bonus is not None:
-        grad_rows_start[:, -1] = 0
-    grad_rows, grad_k = decay.backward(
-        grad_scores[:, :, None, :, None], grad_rows_start[:, :, None], grad_k_end[:, :, None]
-    )
-    grad_q, grad_k = grad_rows.squeeze(2), grad_k.squeeze(2)
+        grad_start[:, -1] = 0
+    grads_decayed = decay.backward(grad_scores[:, :, None, :, None], grad_start[:, :, None], grad_k_end[:, :, None])
+    grad_q, grad_k = (x.squeeze(2) for x in grads_decayed)
     if grads[3] is not None:
         grad_sums = (inside.rows * grad_q).addcmul_(inside.k, grad_k, value=-1)
         grad_sums[:, -1] += last

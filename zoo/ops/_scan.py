@@ -59,8 +59,8 @@ class _Tokens:
 
     def cut(self, x: Tensor) -> Tensor:
         """Tokens [B,T,...] into [C,n,...]; pads are zero."""
-        chunks, rows = self.span.chunks, self.span.rows
-        out = x.new_empty(chunks.size, rows.stop - rows.start, x.shape[2:].numel(), dtype=chunks.dtype)
+        chunks = self.span.chunks
+        out = x.new_empty(chunks.size, self.span.n, x.shape[2:].numel(), dtype=chunks.dtype)
         self.span.cut(x.flatten(2).unsqueeze(2), out.transpose(0, 1), zero_pads=True)
         return out.unflatten(2, x.shape[2:])
 
@@ -104,38 +104,38 @@ class _Scan(torch.autograd.Function):
         shape = v.shape[2], k.shape[3]
         # All heads of a token lie in one row.
         chunks = Chunks(v.mT, bounds, min(SIZE, longest(v, bounds)), 1, shape[0] * shape[1])
-        state, kept = chunks.cut_state(initial_state, *shape), chunks.new(ctx, *shape)
+        state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
         out, slots = empty_like(v), _new_slots(chunks, v, k)
         for span in chunks.spans:
             tokens = _Tokens(span, q, k, v, log_decay, bonus, scale)
             o = torch.empty_like(tokens.v)
             for at, lanes in span.steps:
-                if kept is not None:
-                    kept[span.rows][at] = state[lanes]
+                if kept:
+                    kept[0][span.rows][at] = state[lanes]
                 states = tokens.states(at, state[lanes], slots)
                 o[:, at] = (states[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
                 state[lanes] = states[-1]
             if bonus is not None:
                 o += torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus) * tokens.v
             tokens.join(o, out)
-        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, kept)
+        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
         return out, chunks.join_state(state).squeeze(1).unsqueeze(3)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        *inputs, initial_state, kept = ctx.saved_tensors
-        chunks = ctx.chunks
+        q, k, v, log_decay, bonus, initial_state, entering = ctx.saved_tensors
+        chunks, inputs = ctx.chunks, (q, k, v, log_decay, bonus)
         grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
         if grads[4] is not None:
-            grads[4] = torch.zeros_like(inputs[4], dtype=chunks.dtype)
-        grad_state = chunks.cut_state(grad_final, *kept.shape[1:])
-        slots = [_new_slots(chunks, inputs[2], inputs[1]) for _ in range(2)]
+            grads[4] = torch.zeros_like(bonus, dtype=chunks.dtype)
+        grad_state = chunks.cut_state(grad_final, *entering.shape[1:])
+        slots = [_new_slots(chunks, v, k) for _ in range(2)]
         for span in reversed(chunks.spans):
-            tokens = _Tokens(span, *inputs, ctx.scale)
-            _backward(tokens, ctx.scale, kept[span.rows], grad_o, grad_state, grads, slots)
-        return chunks.finish(inputs, grads, None, initial_state, grad_state)
+            tokens = _Tokens(span, q, k, v, log_decay, bonus, ctx.scale)
+            _backward(tokens, ctx.scale, entering[span.rows], grad_o, grad_state, grads, slots)
+        return chunks.gradients(inputs, grads, initial_state, grad_state)
 
 
 def _backward(tokens: _Tokens, scale: float, entering, grad_out, grad_state, grads, slots) -> None:
