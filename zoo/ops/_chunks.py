@@ -26,7 +26,7 @@ from zoo.ops._precision import full_precision, working_dtype
 
 SPAN = 2**17
 """Numbers of one array of a span for each thread of a CPU: about twenty of them are alive at once."""
-SPAN_ELSEWHERE = 2**25
+SPAN_ELSEWHERE = 2**22
 """On a GPU, which wants much work at once."""
 
 
@@ -45,7 +45,8 @@ class Chunks:
         self.order: Tensor | None = None
         self.running = [self.batch] * -(-self.length // size) if bounds is None else self._pack(bounds)
         self.starts = list(accumulate([0, *self.running]))
-        budget = SPAN * torch.get_num_threads() if device_kind(v) == "cpu" else SPAN_ELSEWHERE
+        threads = 1 if v.is_meta else torch.get_num_threads()  # what is planned is the same on every machine
+        budget = SPAN * threads if device_kind(v) == "cpu" else SPAN_ELSEWHERE
         boxes = self._boxes(budget // (size * width), self.v_heads // heads)
         self.spans = [Span(self, *box) for box in boxes]
 
