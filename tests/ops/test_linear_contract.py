@@ -294,7 +294,9 @@ def memory(subject: Subject, decay: str, times: int = 1) -> tuple[Inputs, int]:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum(y.nbytes for y in tensors)
+    """What they hold in memory: a view holds all that it is a view of."""
+    storages = (y.untyped_storage() for y in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("decay", ["head", "channel"])

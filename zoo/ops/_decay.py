@@ -127,11 +127,11 @@ class ChannelDecay:
         inner = _diagonal(scores, INNER)
         # Above the diagonal of an inner block the factors may overflow: zero is assigned there, not multiplied.
         future = torch.ones(INNER, INNER, dtype=torch.bool, device=scores.device).triu_(1)[:, None, :, None]
-        inner.copy_(_products(self.rows.flatten(1, 2), self.cols.flatten(1, 2)).view(inner.shape))
+        inner.copy_(torch.bmm(self.rows.flatten(1, 2), self.cols.flatten(1, 2).mT).view(inner.shape))
         inner.masked_fill_(future, 0)
         for half, rows, cols, *_ in self.levels:
             block = _below(scores, half)
-            block.copy_(_products(rows, cols).view(block.shape))
+            block.copy_(torch.bmm(rows, cols.mT).view(block.shape))
         return scores
 
     def backward(self, grad: Tensor, grad_rows_start: Tensor, grad_cols_end: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,10 +149,6 @@ class ChannelDecay:
         grad_rows.mul_(self.fall)
         grad_cols.mul_(self.rise)
         return grad_rows_start, grad_cols_end
-
-
-def _products(rows: Tensor, cols: Tensor) -> Tensor:
-    return torch.bmm(rows, cols.mT)
 
 
 def _diagonal(x: Tensor, size: int) -> Tensor:
