@@ -4,12 +4,12 @@ has, and the writings of others that its reference is held to, stand in the file
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo.ops
 from tests.ops.linear import (
@@ -20,6 +20,7 @@ from tests.ops.linear import (
     FAST,
     REFERENCES,
     SHARED,
+    Inputs,
     Subject,
     assert_same,
     cast,
@@ -28,7 +29,8 @@ from tests.ops.linear import (
     weighed,
 )
 from tests.tolerances import FORWARD, assert_close
-from zoo.ops import linear_attention
+from zoo.accounting.live import Live
+from zoo.ops import delta_rule, linear_attention
 
 
 def of(subjects: list[Subject]) -> pytest.MarkDecorator:
@@ -275,47 +277,86 @@ def test_gradients_only_where_wanted(subject: Subject) -> None:
         assert torch.equal(y.grad, want[f"grad of {wanted}"]), wanted
 
 
-class _Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation makes."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for y in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(y, Tensor):
-                self.numel = max(self.numel, y.untyped_storage().nbytes() // y.element_size())
-        return out
-
-
 MEMORY = {  # tokens of a chunk at the widths that an op is used at; tokens; key heads, value heads; K, V
-    "delta_rule-chunked": (64, 512, 2, 2, 128, 128),
-    "linear_attention-chunked": (64, 512, 2, 2, 128, 128),
+    "delta_rule-chunked": (64, 256, 2, 2, 128, 128),
+    "linear_attention-chunked": (64, 256, 2, 2, 128, 128),
     "linear_attention-scan": (32, 128, 1, 64, 16, 1),
-    "dplr-chunked": (32, 512, 2, 2, 64, 64),
+    "dplr-chunked": (32, 256, 2, 2, 64, 64),
 }
+
+
+def memory(subject: Subject, decay: str, times: int = 1) -> tuple[Inputs, int]:
+    """Inputs of `times` the length, and the bytes of one state a chunk."""
+    size, length, heads, v_heads, width, v_width = MEMORY[f"{subject.op.__name__}-{subject.backend}"]
+    x = subject.inputs(1, times * length, heads, v_heads, width, v_width, decay=decay, dtype=torch.float32)
+    x = {name: y.requires_grad_() for name, y in x.items() if y is not None}
+    return x, 4 * times * length // size * v_heads * width * v_width
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """What they hold in memory: a view holds all that it is a view of."""
+    storages = (y.untyped_storage() for y in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("decay", ["head", "channel"])
 @of(FAST)
-def test_memory(subject: Subject, decay: str) -> None:
-    """One state a chunk is kept beside the inputs, and no tensor is larger than the key and the query of all tokens."""
-    size, length, heads, v_heads, width, v_width = MEMORY[f"{subject.op.__name__}-{subject.backend}"]
-    x = subject.inputs(1, length, heads, v_heads, width, v_width, decay=decay, dtype=torch.float32)
-    x = {name: y.requires_grad_() for name, y in x.items() if y is not None}
+def test_what_is_kept_for_the_backward(subject: Subject, decay: str) -> None:
+    """Beside the inputs one state a chunk, and what is smaller than one: the delta rule's two triangles [C,C]."""
+    x, states = memory(subject, decay)
     kept: list[Tensor] = []
 
     def keep(y: Tensor) -> Tensor:
         kept.append(y)
         return y
 
-    with _Largest() as largest:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda y: y):
-            o = subject.forward(x)["o"]
-        o.sum().backward()
-    states = length // size * v_heads * width * v_width
-    assert sum(y.numel() for y in kept) <= sum(y.numel() for y in x.values()) + states
-    assert largest.numel <= length * v_heads * width * (1 if subject.backend == "scan" else 2)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda y: y):
+        subject.forward(x)
+    size, _, _, _, width, v_width = MEMORY[f"{subject.op.__name__}-{subject.backend}"]
+    triangles = states * 2 * size**2 // (width * v_width) if subject.op is delta_rule else 0
+    assert nbytes(kept) <= nbytes(x.values()) + states + triangles
+
+
+@pytest.mark.parametrize("decay", ["head", "channel"])
+@of(FAST)
+def test_memory_of_a_step(subject: Subject, decay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a forward and its backward hold at once, outputs and gradients included, grows with the length by less than
+    one and a half times the inputs and one state a chunk: what a span holds in between does not grow."""
+    monkeypatch.setattr("zoo.ops._chunks.SPAN", 2**13)
+    peaks, inputs, states = [], [], []
+    for times in (1, 2):
+        x, of_states = memory(subject, decay, times)
+        with Live() as live:
+            subject.forward(x)["o"].sum().backward()
+        peaks.append(live.most)
+        inputs.append(nbytes(x.values()))
+        states.append(of_states)
+    assert peaks[1] - peaks[0] <= 1.5 * (inputs[1] - inputs[0]) + (states[1] - states[0])
+
+
+@of(FAST)
+def test_inference_keeps_no_states(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.ops._chunks.SPAN", 2**13)
+    x, _ = memory(subject, "channel", 4)
+    with torch.no_grad(), Live() as live:
+        subject.forward({name: y.detach() for name, y in x.items()})
+    assert live.most <= nbytes(x.values())
+
+
+@pytest.mark.parametrize("span", [1, 2**9, 2**30])
+@pytest.mark.parametrize("bounds", [None, BOUNDS], ids=str)
+@of(EVERY_INPUT)
+def test_spans_of_every_size(
+    subject: Subject, bounds: tuple[int, ...] | None, span: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one head of one chunk at a time to all of them at once."""
+    options = {} if bounds is None else {"cu_seqlens": torch.tensor(bounds)}
+    batch, length, states = (3, 70, 3) if bounds is None else (1, bounds[-1], len(bounds) - 1)
+    x = subject.inputs(batch, length, decay="channel", states=states)
+    want = subject.run(x, "reference", **options)
+    subject.set_size(monkeypatch, 16)
+    monkeypatch.setattr("zoo.ops._chunks.SPAN", span)
+    assert_same(subject.run(x, **options), want)
 
 
 @pytest.mark.parametrize("length", [1, 70])

@@ -2,21 +2,21 @@
 
     scores_ij = sum_k rows_ik exp(a_{j+1,k} + ... + a_ik) cols_jk    for j <= i, else 0
 
-with a = log_decay <= 0. A row is a key or a query, a column is what was written. The sums are built by addition alone,
-from column to row, and not as a difference of two sums from the chunk's start: after a strong decay such a difference
-has no digits left.
+with a = log_decay <= 0. A row is a key or a query, a column is what was written. Decays are built by addition and
+multiplication alone, from column to row, and not as a difference of two sums from the chunk's start: after a strong
+decay such a difference has no digits left.
 
-Both classes hold, beside what the scores need,
+Both classes take log_decay [N,C,1 or K], rows [N,C,R,K] and cols [N,C,S,K], where N counts chunks and heads, R the rows
+and S the columns of one token, and have
 
-    start [N,C,E]   exp(a_1 + ... + a_i)        from the chunk's start to the row
-    end   [N,C,E]   exp(a_{j+1} + ... + a_C)    from the column to the chunk's end
-    total [N,E,1]   exp(a_1 + ... + a_C)
-
-with E = 1 for a decay per head and E = K for one per channel. N counts chunks and heads, R the rows of one token.
+    rows_start [N,C,R,K]   rows_i exp(a_1 + ... + a_i), as they read what enters the chunk
+    cols_end   [N,C,S,K]   cols_j exp(a_{j+1} + ... + a_C), what the chunk leaves of them
+    total      [N,E,1]     exp(a_1 + ... + a_C), E = 1 or K
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,110 +24,140 @@ from torch import Tensor
 
 INNER = 8  # tokens of the smallest block, whose exponents stay below 7/2 |FLOOR|
 FLOOR = {torch.float32: -20.0, torch.float64: -80.0}  # per step; exp of it is far below the dtype's resolution
+BEYOND = -1e3  # exp of it is 0 in every dtype, and 0 * BEYOND, unlike 0 * inf, is a number
+OCTAVES = math.log2(math.e)  # exp(x) = 2^(OCTAVES x): a CPU raises 2 to a power four times as fast as e
 
 
-def decay_within(log_decay: Tensor) -> HeadDecay | ChannelDecay:
-    """The decay of chunks: log_decay [N,C,1] or [N,C,K]."""
+def decayed(log_decay: Tensor, rows: Tensor, cols: Tensor) -> HeadDecay | ChannelDecay:
+    """Rows and columns under a decay per head or per channel; log_decay is overwritten."""
     if log_decay.shape[2] == 1:
-        return HeadDecay(log_decay)
+        return HeadDecay(log_decay, rows, cols)
     # No decay, given per channel, gives bit for bit what none per head gives. A real decay is told by the first tokens.
     if not log_decay.is_meta and not log_decay[:, 0].any() and not log_decay.any():
-        return HeadDecay(log_decay[..., :1])
-    return ChannelDecay(log_decay)
+        return HeadDecay(log_decay[..., :1], rows, cols)
+    return ChannelDecay(log_decay, rows, cols)
 
 
 class HeadDecay:
     """One decay for all channels: log_decay [N,C,1]."""
 
-    def __init__(self, log_decay: Tensor):
-        between = log_decay.expand(-1, -1, log_decay.shape[1]).tril(-1).cumsum(1)
-        self.between = between.exp_().tril_()
-        self.start = log_decay.cumsum(1).exp_()
-        self.end = self.between[:, -1, :, None]
-        self.total = self.start[:, -1, :, None]
+    def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor):
+        self.rows, self.cols, size = rows, cols, log_decay.shape[1]
+        octaves = log_decay.clamp(min=BEYOND).mul_(OCTAVES)
+        later = torch.ones(size, size, dtype=octaves.dtype, device=octaves.device).tril_(-1)
+        between = (octaves * later).cumsum(1).exp2_().tril_()
+        self.between = between[:, :, None, :, None]
+        self.start, self.end = octaves.cumsum(1).exp2_()[..., None], between[:, -1, :, None, None]
+        self.total = self.start[:, -1]
+        self.rows_start, self.cols_end = rows * self.start, cols * self.end
 
-    def scores(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """rows [N,C,R,K], cols [N,C,K] -> [N,C,R,C]"""
-        products = torch.bmm(rows.flatten(1, 2), cols.mT).view(*rows.shape[:3], -1)
-        return products.mul_(self.between[:, :, None])
+    def scores(self) -> Tensor:
+        """[N,C,R,C,S]"""
+        products = torch.bmm(self.rows.flatten(1, 2), self.cols.flatten(1, 2).mT)
+        return products.view(*self.rows.shape[:3], *self.cols.shape[1:3]).mul_(self.between)
 
-    def backward(self, grad: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of `scores` for rows and cols; overwrites `grad`."""
-        grad = grad.mul_(self.between[:, :, None]).flatten(1, 2)
-        return torch.bmm(grad, cols).view_as(rows), torch.bmm(grad.mT, rows.flatten(1, 2))
+    def backward(self, grad: Tensor, grad_rows_start: Tensor, grad_cols_end: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of rows and cols from those of the scores, zero above the diagonal, of rows_start and of
+        cols_end, which are all overwritten."""
+        grad = grad.mul_(self.between).flatten(3, 4).flatten(1, 2)
+        grad_rows, grad_cols = grad_rows_start.mul_(self.start), grad_cols_end.mul_(self.end)
+        grad_rows.flatten(1, 2).baddbmm_(grad, self.cols.flatten(1, 2))
+        grad_cols.flatten(1, 2).baddbmm_(grad.mT, self.rows.flatten(1, 2))
+        return grad_rows, grad_cols
 
 
 class _Level(NamedTuple):
-    """Blocks of `size` tokens along the diagonal, and what of their rows and columns meets in them."""
+    """Blocks of 2 `half` tokens along the diagonal: rows of the right half meet columns of the left one at the seam."""
 
-    size: int
-    rows: slice
-    cols: slice
-    fall: Tensor  # [N * C / size, rows, K], decay from a reference point within the block to the row
-    rise: Tensor  # [N * C / size, cols, K], decay from the column to that point
+    half: int
+    rows: Tensor  # [N * C / 2 half, half * R, K], decayed since the seam
+    cols: Tensor  # [N * C / 2 half, half * S, K], decayed until the seam
+    left: Tensor  # [N * C / 2 half, 1, K], the decay over all of the left half
+    right: Tensor  # and of the right one
 
 
 class ChannelDecay:
     """A decay per channel: log_decay [N,C,K], C = 8, 16, 32, ...
 
     A pair (i, j) meets in the smallest aligned block that holds both. If they lie in different halves of it, the decay
-    is taken in two factors that meet at the seam, both <= 1. Blocks of INNER tokens are not halved: there the factors
-    meet in the middle of the exponents, and one of them grows up to exp(7/2 |FLOOR|), which is finite.
+    is taken in two factors that meet at the seam, both <= 1; from one size of block to the next, the rows of right
+    halves decay over the left half before, the columns of left halves over the right half behind. Blocks of INNER
+    tokens are not halved: there the factors meet in the middle of the exponents, and one of them grows up to
+    exp(7/2 |FLOOR|), which is finite.
     """
 
-    def __init__(self, log_decay: Tensor):
+    def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor):
         size, width = log_decay.shape[1:]
-        since = log_decay.clamp(min=FLOOR[log_decay.dtype])  # from the start of the token's block, inclusive
-        until = torch.zeros_like(since)  # from after the token to the end of its block
-        self.levels: list[_Level] = []
+        self.r, self.s = rows.shape[2], cols.shape[2]
+        sums = log_decay.clamp_(min=FLOOR[log_decay.dtype]).mul_(OCTAVES).view(-1, INNER, width)
         half = 1
-        while half <= size // 2:
-            left, right = since.view(-1, 2, half, width).unbind(1)
-            left_until = until.view(-1, 2, half, width)[:, 0]
-            if half >= INNER:
-                self.levels.append(_Level(2 * half, slice(half, None), slice(half), right.exp(), left_until.exp()))
-            left_until += right[:, -1:]
+        while half < INNER:
+            left, right = sums.view(-1, 2, half, width).unbind(1)
             right += left[:, -1:]
             half *= 2
-            if half == INNER:
-                block = since.view(-1, INNER, width)
-                middle = block - (block[:, :1] + block[:, -1:]) / 2
-                self.levels.append(_Level(INNER, slice(None), slice(None), middle.exp(), middle.neg_().exp_()))
-        self.start, self.end = since.exp_(), until.exp_()
-        self.total = self.start[:, -1, :, None]
+        first, last = sums[:, :1], sums[:, -1:]
+        middle = (first + last) / 2
+        total, self.since, self.until = last.exp2(), middle.exp2()[:, None], ((last - first) / 2).exp2()[:, None]
+        self.fall = sums.sub_(middle).exp2_()[:, :, None]
+        self.rise = self.fall.reciprocal()
+        self.rows = rows.view(-1, INNER, self.r, width) * self.fall
+        self.cols = cols.view(-1, INNER, self.s, width) * self.rise
+        self.rows_start, self.cols_end = self.rows * self.since, self.cols * self.until
+        self.levels: list[_Level] = []
+        while half < size:
+            lefts, rights = total.view(-1, 2, 1, width).unbind(1)
+            falling, rising = self._halves(self.rows_start, self.cols_end, half)
+            self.levels.append(_Level(half, falling.clone(), rising.clone(), lefts, rights))
+            falling *= lefts
+            rising *= rights
+            total = lefts * rights
+            half *= 2
+        self.rows_start, self.cols_end = self.rows_start.view(rows.shape), self.cols_end.view(cols.shape)
+        self.total = total.mT
 
-    def scores(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """rows [N,C,R,K], cols [N,C,K] -> [N,C,R,C]"""
-        n, size, r, _ = rows.shape
-        scores = rows.new_zeros(n, size, r, size)
-        for level in self.levels:
-            fallen, risen = self._scale(level, rows, cols)
-            block = _diagonal(scores, level.size)[:, :, level.rows, :, level.cols]
-            block.copy_(torch.bmm(fallen, risen.mT).view(block.shape))
+    def _halves(self, rows: Tensor, cols: Tensor, half: int) -> tuple[Tensor, Tensor]:
+        """The rows of right halves and the columns of left ones."""
+        width = rows.shape[-1]
+        return rows.view(-1, 2, half * self.r, width)[:, 1], cols.view(-1, 2, half * self.s, width)[:, 0]
+
+    def scores(self) -> Tensor:
+        """[N,C,R,C,S]"""
+        n, size = self.rows_start.shape[:2]
+        scores = self.rows.new_zeros(n, size, self.r, size, self.s)
+        inner = _diagonal(scores, INNER)
         # Above the diagonal of an inner block the factors may overflow: zero is assigned there, not multiplied.
-        future = torch.ones(INNER, INNER, dtype=torch.bool, device=rows.device).triu_(1)[:, None]
-        _diagonal(scores, INNER).masked_fill_(future, 0)
+        future = torch.ones(INNER, INNER, dtype=torch.bool, device=scores.device).triu_(1)[:, None, :, None]
+        inner.copy_(torch.bmm(self.rows.flatten(1, 2), self.cols.flatten(1, 2).mT).view(inner.shape))
+        inner.masked_fill_(future, 0)
+        for half, rows, cols, *_ in self.levels:
+            block = _below(scores, half)
+            block.copy_(torch.bmm(rows, cols.mT).view(block.shape))
         return scores
 
-    def backward(self, grad: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of `scores` for rows and cols; `grad` is zero above the diagonal."""
-        grad_rows, grad_cols = torch.zeros_like(rows), torch.zeros_like(cols)
-        for level in self.levels:
-            fallen, risen = self._scale(level, rows, cols)
-            block = _diagonal(grad, level.size)[:, :, level.rows, :, level.cols].reshape(*fallen.shape[:2], -1)
-            into = grad_rows.unflatten(1, (-1, level.size))[:, :, level.rows]
-            into.addcmul_(torch.bmm(block, risen).view(into.shape), level.fall.view(*into.shape[:3], 1, -1))
-            into = grad_cols.unflatten(1, (-1, level.size))[:, :, level.cols]
-            into.addcmul_(torch.bmm(block.mT, fallen).view(into.shape), level.rise.view(into.shape))
-        return grad_rows, grad_cols
-
-    def _scale(self, level: _Level, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        rows = rows.view(-1, level.size, *rows.shape[2:])[:, level.rows]
-        cols = cols.view(-1, level.size, cols.shape[-1])[:, level.cols]
-        return (rows * level.fall[:, :, None]).flatten(1, 2), cols * level.rise
+    def backward(self, grad: Tensor, grad_rows_start: Tensor, grad_cols_end: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of rows and cols from those of the scores, zero above the diagonal, of rows_start and of
+        cols_end, which are all overwritten."""
+        for half, rows, cols, left, right in reversed(self.levels):
+            block = _below(grad, half).reshape(-1, half * self.r, half * self.s)
+            falling, rising = self._halves(grad_rows_start, grad_cols_end, half)
+            falling.mul_(left).add_(torch.bmm(block, cols))
+            rising.mul_(right).add_(torch.bmm(block.mT, rows))
+        block = _diagonal(grad, INNER).reshape(-1, INNER * self.r, INNER * self.s)
+        grad_rows, grad_cols = grad_rows_start.view(self.rows.shape), grad_cols_end.view(self.cols.shape)
+        grad_rows.mul_(self.since).flatten(1, 2).baddbmm_(block, self.cols.flatten(1, 2))
+        grad_cols.mul_(self.until).flatten(1, 2).baddbmm_(block.mT, self.rows.flatten(1, 2))
+        grad_rows.mul_(self.fall)
+        grad_cols.mul_(self.rise)
+        return grad_rows_start, grad_cols_end
 
 
 def _diagonal(x: Tensor, size: int) -> Tensor:
-    """The blocks of `size` tokens on the diagonal of x [N,C,R,C], as a view [N,C/size,size,R,size]."""
+    """The blocks of `size` tokens on the diagonal of x [N,C,R,C,S], as a view [N,C/size,size,R,size,S]."""
     x = x.unflatten(3, (-1, size)).unflatten(1, (-1, size))
     return x.diagonal(dim1=1, dim2=4).movedim(-1, 1)
+
+
+def _below(x: Tensor, half: int) -> Tensor:
+    """Of the blocks of 2 `half` tokens on the diagonal the rows of the right half and the columns of the left one, as
+    a view [N,C/2half,half,R,half,S]."""
+    return _diagonal(x, 2 * half)[:, :, half:, :, :half]

@@ -1,4 +1,4 @@
-"""The delta rule in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+"""The delta rule in chunks: matrix products within them, and a short loop that carries the state.
 
 Within a chunk of C tokens, with w = beta k, decays e^G from the chunk's start (inclusive) and the entering state S_0,
 
@@ -6,10 +6,9 @@ Within a chunk of C tokens, with w = beta k, decays e^G from the chunk's start (
     O = (q e^G) S_0 + M U                           M_ij = <q_i e^(G_i - G_j), w_j>  for j <= i
     S_C = e^G_C S_0 + (w e^(G_C - G))^T U
 
-where U_t = v_t - S^T k_t is what the write at t corrects. With Y = (I + A)^-1 (k e^G) known for all chunks, the loop is
-U = (I + A)^-1 V - Y S_0 and the last line. Backward, with R = (I + A)^-T dU,
+where U_t = v_t - S^T k_t is what the write at t corrects. Backward, with R = (I + A)^-T dU,
 
-    dU = M^T dO + (w e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C - Y^T dU
+    dU = M^T dO + (w e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C - (k e^G)^T R
     dA = -tril(R U^T, -1)    dM = tril(dO U^T)      dV = R    d(k e^G) = -R S_0^T    d(q e^G) = dO S_0^T
     dG = q dq + k dk - w dw
 
@@ -25,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, chunk_size, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision, pairs_like
 from zoo.ops._inverse import unit_lower_inverse
 
 
@@ -44,84 +43,103 @@ def chunked_delta_rule(
 
 
 class _Inside:
-    """What the chunks hold before any state is known. The backward computes it again."""
+    """What the chunks of a span hold before any state is known. The backward computes it again, but for `triangles`."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, beta, scale: float):
+    def __init__(self, span: Span, q, k, log_decay, beta, scale: float):
+        self.beta = span.cut(beta, zero_pads=True)
+        w = span.cut(k)
         # A token's key and query lie side by side, so that a block of tokens is one block of rows.
-        self.rows = v.new_empty(chunks.rows, chunks.size, 2, k.shape[3], dtype=chunks.dtype)
-        self.k, self.q = chunks.cut(k, self.rows[:, :, 0]), chunks.cut(q, self.rows[:, :, 1]).mul_(scale)
-        self.v = chunks.cut(v)
-        self.beta = chunks.cut(beta, zero_pads=True)
-        self.w = self.beta * self.k
-        self.decay = chunks.cut_decay(log_decay)
-        a, self.m = self.decay.scores(self.rows, self.w).unbind(2)
-        self.inverse = unit_lower_inverse(a)
-        self.k_start, self.q_start = self.k * self.decay.start, self.q * self.decay.start
-        self.w_end = self.w * self.decay.end
-        self.y = torch.bmm(self.inverse, self.k_start)
+        self.rows = pairs_like(w)
+        self.rows[:, :, 0] = w
+        span.cut(q, self.rows[:, :, 1]).mul_(scale)
+        self.w = w.mul_(self.beta)
+        self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None])
+        self.rows_start, self.w_end = self.decay.rows_start.flatten(1, 2), self.decay.cols_end.flatten(1, 2)
+
+    def triangles(self) -> tuple[Tensor, Tensor]:
+        """(I + A)^-1 and M."""
+        a, m = self.decay.scores().squeeze(4).unbind(2)
+        return unit_lower_inverse(a), m
 
 
 class _DeltaRule(torch.autograd.Function):
-    """Keeps for the backward its inputs and one state a chunk."""
+    """Keeps for the backward its inputs and one state, one (I + A)^-1 and one M a chunk."""
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, beta, scale, initial_state, bounds):
-        chunks = Chunks(v, bounds, chunk_size(k, bounds))
-        inside = _Inside(chunks, q, k, v, log_decay, beta, scale)
-        u = torch.bmm(inside.inverse, inside.v)
-
-        def leave(at, entering):
-            u[at].baddbmm_(inside.y[at], entering, alpha=-1)
-            return torch.baddbmm(inside.decay.total[at] * entering, inside.w_end[at].mT, u[at])
-
-        states, final = chunks.carry(leave, initial_state, k.shape[3], v.shape[3])
-        o = torch.bmm(inside.m, u).baddbmm_(inside.q_start, states)
-        ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, states)
+        shape = k.shape[3], v.shape[3]
+        chunks = Chunks(v, bounds, chunk_size(k, bounds), k.shape[2], max(shape))
+        state = chunks.cut_state(initial_state, *shape)
+        square = chunks.size, chunks.size
+        kept = chunks.kept(ctx, shape, square, square)
+        o = empty_like(v)
+        for span in chunks.spans:
+            inside, v_span = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
+            inverse, m = inside.triangles()
+            if kept:
+                kept[1][span.rows], kept[2][span.rows] = inverse, m
+            o_span = torch.empty_like(v_span)
+            for at, lanes in span.steps:
+                entering = state[lanes]
+                if kept:
+                    kept[0][span.rows][at] = entering
+                of_k, of_q = torch.bmm(inside.rows_start[at], entering).unflatten(1, (-1, 2)).unbind(2)
+                u = torch.bmm(inverse[at], v_span[at].sub_(of_k))
+                torch.baddbmm(of_q, m[at], u, out=o_span[at])
+                entering.mul_(inside.decay.total[at]).baddbmm_(inside.w_end[at].mT, u)
+            span.join(o_span, o)
+        ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
-        return chunks.join_as(o, v), final
+        return o, chunks.join_state(state)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        q, k, v, log_decay, beta, initial_state, states = ctx.saved_tensors
-        chunks = ctx.chunks
-        inside = _Inside(chunks, q, k, v, log_decay, beta, ctx.scale)
-        decay, rows, w = inside.decay, inside.rows, inside.w
-        u = torch.bmm(inside.inverse, torch.baddbmm(inside.v, inside.k_start, states, alpha=-1))
+        *inputs, initial_state, states, inverse, m = ctx.saved_tensors
+        grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
+        grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
+        for span in reversed(ctx.chunks.spans):
+            kept = [x[span.rows] for x in (states, inverse, m)]
+            _backward(span, inputs, ctx.scale, kept, grad_o, grad_state, grads)
+        return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
-        grad_o = chunks.cut(grad_o, zero_pads=True)
-        grad_u = torch.bmm(inside.m.mT, grad_o)
-        entering = torch.bmm(inside.q_start.mT, grad_o)
 
-        def enter(at, leaving):
-            grad_u[at].baddbmm_(inside.w_end[at], leaving)
-            entering[at].addcmul_(decay.total[at], leaving).baddbmm_(inside.y[at].mT, grad_u[at], alpha=-1)
+def _backward(span: Span, inputs, scale, kept, grad_out, grad_state, grads) -> None:
+    """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
+    of those before it."""
+    (q, k, v, log_decay, beta), (states, inverse, m) = inputs, kept
+    inside = _Inside(span, q, k, log_decay, beta, scale)
+    decay, rows, w = inside.decay, inside.rows, inside.w
+    u = torch.bmm(inverse, span.cut(v).baddbmm_(decay.rows_start[:, :, 0], states, alpha=-1))
+    # The gradients of what a token's key and query read lie side by side, too.
+    grad_reads = pairs_like(u)
+    grad_o = span.cut(grad_out, grad_reads[:, :, 1], zero_pads=True)
+    grad_u = torch.bmm(m.mT, grad_o)
+    leaving = torch.empty_like(states)
+    for at, lanes in reversed(span.steps):
+        grad = grad_state[lanes]
+        leaving[at] = grad
+        grad_u[at].baddbmm_(inside.w_end[at], grad)
+        grad_reads[at][:, :, 0] = torch.bmm(inverse[at].mT, grad_u[at]).neg_()
+        grad.mul_(decay.total[at]).baddbmm_(inside.rows_start[at].mT, grad_reads[at].flatten(1, 2))
 
-        leaving, grad_state = chunks.carry_back(enter, entering, grad_final)
-
-        grad_v = torch.bmm(inside.inverse.mT, grad_u)
-        grad_scores = rows.new_empty(*rows.shape[:3], chunks.size)
-        grad_scores[:, :, 0] = torch.bmm(grad_v, u.mT).tril_(-1).neg_()
-        grad_scores[:, :, 1] = torch.bmm(grad_o, u.mT).tril_()
-        grad_rows, grad_w = decay.backward(grad_scores, rows, w)
-        grad_k, grad_q = grad_rows.unbind(2)
-        grad_k.addcmul_(torch.bmm(grad_v, states.mT), decay.start, value=-1)
-        grad_q.addcmul_(torch.bmm(grad_o, states.mT), decay.start)
-        grad_w_end = torch.bmm(u, leaving.mT)
-        grad_w.addcmul_(grad_w_end, decay.end)
-
-        grad_log_decay = grad_beta = None
-        if ctx.needs_input_grad[3]:
-            grad_sums = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
-            grad_sums[:, -1] += (inside.w_end * grad_w_end).sum(1)
-            grad_sums[:, -1] += decay.total[..., 0] * (leaving * states).sum(-1)
-            grad_log_decay = chunks.join_grad_log_decay(grad_sums, log_decay)
-        if ctx.needs_input_grad[4]:
-            grad_beta = grad_w * inside.k
-            grad_beta = grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta
-            grad_beta = chunks.join_as(grad_beta, beta)
-        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
-        grad_k.addcmul_(grad_w, inside.beta)
-        grad_q.mul_(ctx.scale)
-        grad_q, grad_k, grad_v = map(chunks.join_as, (grad_q, grad_k, grad_v), (q, k, v))
-        return grad_q, grad_k, grad_v, grad_log_decay, grad_beta, None, grad_state, None
+    flat = grad_reads.flatten(1, 2)
+    grad_scores = torch.bmm(flat, u.mT).view(*rows.shape[:3], -1)
+    grad_scores[:, :, 0].tril_(-1)
+    grad_scores[:, :, 1].tril_()
+    grad_w_end = torch.bmm(u, leaving.mT)
+    last = (inside.w_end * grad_w_end).sum(1).addcmul_(decay.total[..., 0], leaving.mul_(states).sum(-1))
+    grad_rows_start = torch.bmm(flat, states.mT).view_as(rows)
+    grad_rows, grad_w = decay.backward(grad_scores[..., None], grad_rows_start, grad_w_end[:, :, None])
+    grad_k, grad_q = grad_rows.unbind(2)
+    grad_w = grad_w.squeeze(2)
+    if grads[3] is not None:
+        grad_sums = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
+        grad_sums[:, -1] += last
+        span.join_grad_log_decay(grad_sums, log_decay, grads[3])
+    if grads[4] is not None:
+        grad_beta = grad_w * rows[:, :, 0]
+        span.join(grad_beta.sum(-1, keepdim=True) if beta.ndim == 3 else grad_beta, grads[4])
+    grad_v = grad_reads[:, :, 0].neg_()
+    for grad, into in zip((grad_q.mul_(scale), grad_k.addcmul_(grad_w, inside.beta), grad_v), grads, strict=False):
+        span.join(grad, into)

@@ -1,4 +1,4 @@
-"""DPLR in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+"""DPLR in chunks: matrix products within them, and a short loop that carries the state.
 
 Within a chunk of C tokens, with decays e^G from the chunk's start (inclusive), e^G' from the start to the token before
 (row 0: 1) and the entering state S_0,
@@ -11,10 +11,9 @@ where U_t = S_{t-1}^T a_t is what a reads before the decay at t. That is the sta
 moved up one row to stand beside that token's q: then both fall under e^G and meet the columns j <= their row. Only the
 first a of a chunk has no such row; it reads S_0 itself.
 
-With Y = (I - A)^-1 (a e^G') known for all chunks, the loop is U = (I - A)^-1 A^k V + Y S_0 and the last line. Backward,
-with R = (I - A)^-T dU,
+Backward, with R = (I - A)^-T dU,
 
-    dU = M^T dO + (b e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C + Y^T dU
+    dU = M^T dO + (b e^(G_C - G)) dS_C              dS_0 = (q e^G)^T dO + e^G_C dS_C + (a e^G')^T R
     dV = M^k^T dO + A^k^T R + (k e^(G_C - G)) dS_C
     dA = R U^T    dA^k = R V^T    dM = dO U^T    dM^k = dO V^T    d(a e^G') = R S_0^T    d(q e^G) = dO S_0^T
     dG = q dq + a' da' - b db - k dk                with a' the moved a
@@ -31,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, chunk_size, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision, pairs_like
 from zoo.ops._inverse import unit_lower_inverse
 
 
@@ -56,25 +55,26 @@ LONGEST_CHUNK = 32
 
 
 class _Inside:
-    """What the chunks hold before any state is known. The backward computes it again."""
+    """What the chunks of a span hold before any state is known. The backward computes it again."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, a, b, scale: float):
-        a = chunks.cut(a)
-        self.rows = a.new_empty(*a.shape[:2], 2, a.shape[2])  # the moved a, and q
+    def __init__(self, span: Span, q, k, v, log_decay, a, b, scale: float):
+        # What belongs to one token lies side by side, so that a block of tokens is one block of rows or columns.
+        a, v = span.cut(a), span.cut(v)
+        self.rows, self.cols = pairs_like(a), pairs_like(a)  # the moved a, and q; b, and k
+        self.uv = pairs_like(v)
         self.rows[:, :, 0] = _up(a)
-        chunks.cut(q, self.rows[:, :, 1]).mul_(scale)
-        self.b, self.k = (chunks.cut(x, zero_pads=True) for x in (b, k))
-        self.v = chunks.cut(v)
-        self.decay = chunks.cut_decay(log_decay)
-        moved_ab, self.m = self.decay.scores(self.rows, self.b).unbind(2)
-        moved_ak, self.m_k = self.decay.scores(self.rows, self.k).unbind(2)
-        self.inverse = unit_lower_inverse(_down(moved_ab).neg_())
-        self.a_k = _down(moved_ak)
-        self.rows_start = self.rows * self.decay.start[:, :, None]
-        self.a_start, self.q_start = _down(self.rows_start[:, :, 0]), self.rows_start[:, :, 1]
-        self.a_start[:, 0] = a[:, 0]
-        self.b_end, self.k_end = self.b * self.decay.end, self.k * self.decay.end
-        self.y = torch.bmm(self.inverse, self.a_start)
+        span.cut(q, self.rows[:, :, 1]).mul_(scale)
+        for i, x in enumerate((b, k)):
+            span.cut(x, self.cols[:, :, i], zero_pads=True)
+        self.decay = span.cut_decay(log_decay, self.rows, self.cols)
+        scores = self.decay.scores()
+        self.m = scores[:, :, 1].flatten(2)
+        self.inverse = unit_lower_inverse(_down(scores[:, :, 0, :, 0]).neg_())
+        self.a_k = _down(scores[:, :, 0, :, 1])
+        self.reads = self.decay.rows_start.clone()
+        self.reads[:, 0, 0], self.reads[:, 1:, 0] = a[:, 0], self.decay.rows_start[:, :-1, 0]
+        self.reads, self.cols_end = self.reads.flatten(1, 2), self.decay.cols_end.flatten(1, 2)
+        self.uv[:, :, 0], self.uv[:, :, 1] = torch.bmm(self.a_k, v), v
 
 
 class _Dplr(torch.autograd.Function):
@@ -82,69 +82,80 @@ class _Dplr(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, a, b, scale, initial_state, bounds):
-        chunks = Chunks(v, bounds, chunk_size(k, bounds, LONGEST_CHUNK))
-        inside = _Inside(chunks, q, k, v, log_decay, a, b, scale)
-        u = torch.bmm(inside.inverse, torch.bmm(inside.a_k, inside.v))
-        written = torch.bmm(inside.k_end.mT, inside.v)
-
-        def leave(at, entering):
-            u[at].baddbmm_(inside.y[at], entering)
-            return written[at].addcmul_(inside.decay.total[at], entering).baddbmm_(inside.b_end[at].mT, u[at])
-
-        states, final = chunks.carry(leave, initial_state, k.shape[3], v.shape[3])
-        o = torch.bmm(inside.m, u).baddbmm_(inside.m_k, inside.v).baddbmm_(inside.q_start, states)
-        ctx.save_for_backward(q, k, v, log_decay, a, b, initial_state, states)
+        shape = k.shape[3], v.shape[3]
+        chunks = Chunks(v, bounds, chunk_size(k, bounds, LONGEST_CHUNK), k.shape[2], max(shape))
+        state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
+        out = empty_like(v)
+        for span in chunks.spans:
+            inside = _Inside(span, q, k, v, log_decay, a, b, scale)
+            o = inside.uv.new_empty(*inside.uv.shape[:2], shape[1])
+            for at, lanes in span.steps:
+                entering, uv = state[lanes], inside.uv[at]
+                if kept:
+                    kept[0][span.rows][at] = entering
+                of_a, of_q = torch.bmm(inside.reads[at], entering).unflatten(1, (-1, 2)).unbind(2)
+                uv[:, :, 0] = torch.bmm(inside.inverse[at], of_a.add_(uv[:, :, 0]))
+                torch.baddbmm(of_q, inside.m[at], uv.flatten(1, 2), out=o[at])
+                entering.mul_(inside.decay.total[at]).baddbmm_(inside.cols_end[at].mT, uv.flatten(1, 2))
+            span.join(o, out)
+        ctx.save_for_backward(q, k, v, log_decay, a, b, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
-        return chunks.join_as(o, v), final
+        return out, chunks.join_state(state)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        q, k, v, log_decay, a, b, initial_state, states = ctx.saved_tensors
-        chunks = ctx.chunks
-        inside = _Inside(chunks, q, k, v, log_decay, a, b, ctx.scale)
-        decay, rows = inside.decay, inside.rows
-        u = torch.bmm(inside.inverse, torch.bmm(inside.a_k, inside.v).baddbmm_(inside.a_start, states))
+        *inputs, initial_state, states = ctx.saved_tensors
+        grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
+        grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
+        for span in reversed(ctx.chunks.spans):
+            _backward(span, inputs, ctx.scale, states[span.rows], grad_o, grad_state, grads)
+        return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
-        grad_o = chunks.cut(grad_o, zero_pads=True)
-        grad_u = torch.bmm(inside.m.mT, grad_o)
-        entering = torch.bmm(inside.q_start.mT, grad_o)
 
-        def enter(at, leaving):
-            grad_u[at].baddbmm_(inside.b_end[at], leaving)
-            entering[at].addcmul_(decay.total[at], leaving).baddbmm_(inside.y[at].mT, grad_u[at])
+def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) -> None:
+    """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
+    of those before it."""
+    q, k, v, log_decay, a, b = inputs
+    inside = _Inside(span, q, k, v, log_decay, a, b, scale)
+    decay, rows, cols, uv = inside.decay, inside.rows, inside.cols, inside.uv
+    of_a = torch.bmm(inside.reads, states).unflatten(1, (-1, 2))[:, :, 0]
+    uv[:, :, 0] = torch.bmm(inside.inverse, of_a.add_(uv[:, :, 0]))
 
-        leaving, grad_state = chunks.carry_back(enter, entering, grad_final)
+    grad_reads = torch.empty_like(uv)
+    grad_o = span.cut(grad_out, grad_reads[:, :, 1], zero_pads=True)
+    grad_uv = torch.bmm(inside.m.mT, grad_o)
+    leaving = torch.empty_like(states)
+    for at, lanes in reversed(span.steps):
+        grad = grad_state[lanes]
+        leaving[at] = grad
+        grad_u = grad_uv[at].baddbmm_(inside.cols_end[at], grad).unflatten(1, (-1, 2))[:, :, 0]
+        grad_reads[at][:, :, 0] = torch.bmm(inside.inverse[at].mT, grad_u)
+        grad.mul_(decay.total[at]).baddbmm_(inside.reads[at].mT, grad_reads[at].flatten(1, 2))
 
-        grad_read = torch.bmm(inside.inverse.mT, grad_u)
-        grad_v = torch.bmm(inside.m_k.mT, grad_o).baddbmm_(inside.a_k.mT, grad_read).baddbmm_(inside.k_end, leaving)
-        # The rows of a and q side by side again, a moved up, so that each meets the columns up to its row.
-        grad_out = torch.stack((_up(grad_read), grad_o), dim=2).flatten(1, 2)
-        grad_rows = torch.bmm(grad_out, states.mT).view_as(rows).mul_(decay.start[:, :, None])
-        grad_cols, grad_last = [], []
-        for cols, cols_end, written in ((inside.b, inside.b_end, u), (inside.k, inside.k_end, inside.v)):
-            grad_scores = torch.bmm(grad_out, written.mT).view(*rows.shape[:3], -1)
-            grad_scores.transpose(1, 2).tril_()
-            grad_rows_here, grad_cols_here = decay.backward(grad_scores, rows, cols)
-            grad_rows += grad_rows_here
-            grad_end = torch.bmm(written, leaving.mT)
-            grad_last.append((cols_end * grad_end).sum(1))
-            grad_cols.append(grad_cols_here.addcmul_(grad_end, decay.end))
-        grad_b, grad_k = grad_cols
-
-        grad_log_decay = None
-        if ctx.needs_input_grad[3]:
-            grad_sums = (rows * grad_rows).sum(2)
-            grad_sums.addcmul_(inside.b, grad_b, value=-1).addcmul_(inside.k, grad_k, value=-1)
-            grad_sums[:, -1] += sum(grad_last)
-            grad_sums[:, -1] += decay.total[..., 0] * (leaving * states).sum(-1)
-            grad_log_decay = chunks.join_grad_log_decay(grad_sums, log_decay)
-        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
-        grad_a = _down(grad_rows[:, :, 0])
-        grad_a[:, :1] = torch.bmm(grad_read[:, :1], states.mT)
-        grads = (grad_rows[:, :, 1] * ctx.scale, grad_k, grad_v, grad_a, grad_b)
-        grad_q, grad_k, grad_v, grad_a, grad_b = map(chunks.join_as, grads, (q, k, v, a, b))
-        return grad_q, grad_k, grad_v, grad_log_decay, grad_a, grad_b, None, grad_state, None
+    grad_read = grad_reads[:, :, 0].clone()
+    grad_v = torch.bmm(inside.a_k.mT, grad_read).add_(grad_uv.unflatten(1, (-1, 2))[:, :, 1])
+    # The rows of a and q side by side again, a moved up, so that each meets the columns up to its row.
+    grad_reads[:, :, 0] = _up(grad_read)
+    flat, uv = grad_reads.flatten(1, 2), uv.flatten(1, 2)
+    past = torch.ones(rows.shape[1], rows.shape[1], dtype=rows.dtype, device=rows.device).tril_()
+    grad_scores = torch.bmm(flat, uv.mT).mul_(past.repeat_interleave(2, 0).repeat_interleave(2, 1))
+    grad_scores = grad_scores.view(*rows.shape[:3], -1, 2)
+    grad_cols_end = torch.bmm(uv, leaving.mT)
+    last = (inside.cols_end * grad_cols_end).sum(1).addcmul_(decay.total[..., 0], leaving.mul_(states).sum(-1))
+    grad_rows_start = torch.bmm(flat, states.mT).view_as(rows)
+    grad_rows, grad_cols = decay.backward(grad_scores, grad_rows_start, grad_cols_end.view_as(cols))
+    if grads[3] is not None:
+        grad_sums = (rows * grad_rows).sum(2).sub_((cols * grad_cols).sum(2))
+        grad_sums[:, -1] += last
+        span.join_grad_log_decay(grad_sums, log_decay, grads[3])
+    grad_a = _down(grad_rows[:, :, 0])
+    grad_a[:, :1] = torch.bmm(grad_read[:, :1], states.mT)
+    grad_b, grad_k = grad_cols.unbind(2)
+    of_tokens = (grad_rows[:, :, 1].mul_(scale), grad_k, grad_v, None, grad_a, grad_b)
+    for grad, into in zip(of_tokens, grads, strict=True):
+        if grad is not None:
+            span.join(grad, into)
 
 
 def _up(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear attention in chunks: matrix products over all chunks at once, and a short loop that carries the state.
+"""Linear attention in chunks: matrix products within them, and a short loop that carries the state.
 
 Within a chunk of C tokens, with decays e^G from the chunk's start (inclusive) and the entering state S_0,
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, chunk_size, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, chunk_size, empty_like, once_in_full_precision
 
 
 def chunked_linear_attention(
@@ -45,25 +45,22 @@ def chunked_linear_attention(
 
 
 class _Inside:
-    """What the chunks hold before any state is known. The backward computes it again."""
+    """What the chunks of a span hold before any state is known. The backward computes it again."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, bonus, scale: float):
-        self.q = chunks.cut(q).mul_(scale)
-        self.k = chunks.cut(k, zero_pads=True)
-        self.v = chunks.cut(v)
-        self.decay = chunks.cut_decay(log_decay)
-        self.rows = (self.q if bonus is None else self.q.roll(-1, dims=1)).unsqueeze(2)
-        self.m = self.decay.scores(self.rows, self.k).squeeze(2)
-        self.start = self.decay.start
+    def __init__(self, span: Span, q, k, log_decay, bonus, scale: float):
+        self.q = span.cut(q).mul_(scale)
+        self.k = span.cut(k, zero_pads=True)
+        self.rows = self.q if bonus is None else self.q.roll(-1, dims=1)
+        self.decay = span.cut_decay(log_decay, self.rows[:, :, None], self.k[:, :, None])
+        self.q_start, self.k_end = self.decay.rows_start.squeeze(2), self.decay.cols_end.squeeze(2)
+        self.m = self.decay.scores().squeeze(4).squeeze(2)
         if bonus is not None:
             # What goes round to the first row of M lies on or above the diagonal: no earlier token is there to be read.
             self.m = self.m.roll(1, dims=1).tril_(-1)
-            self.start = self.start.roll(1, dims=1)
-            self.start[:, 0] = 1
-            u = bonus.to(chunks.dtype).repeat_interleave(chunks.v_heads // len(bonus), dim=0)
-            self.u = u.repeat(chunks.rows // chunks.v_heads, 1).unsqueeze(1)
+            self.q_start = self.q_start.roll(1, dims=1)
+            self.q_start[:, 0] = self.q[:, 0]
+            self.u = span.cut_heads(bonus)
             self.m.diagonal(dim1=1, dim2=2).copy_((self.q * self.k * self.u).sum(2))
-        self.q_start, self.k_end = self.q * self.start, self.k * self.decay.end
 
 
 class _LinearAttention(torch.autograd.Function):
@@ -71,60 +68,70 @@ class _LinearAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
-        chunks = Chunks(v, bounds, chunk_size(k, bounds))
-        inside = _Inside(chunks, q, k, v, log_decay, bonus, scale)
-
-        def leave(at, entering):
-            return torch.baddbmm(inside.decay.total[at] * entering, inside.k_end[at].mT, inside.v[at])
-
-        states, final = chunks.carry(leave, initial_state, k.shape[3], v.shape[3])
-        o = torch.bmm(inside.m, inside.v).baddbmm_(inside.q_start, states)
-        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, states)
+        shape = k.shape[3], v.shape[3]
+        chunks = Chunks(v, bounds, chunk_size(k, bounds), k.shape[2], max(shape))
+        state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
+        o = empty_like(v)
+        for span in chunks.spans:
+            inside, v_span = _Inside(span, q, k, log_decay, bonus, scale), span.cut(v)
+            o_span = torch.bmm(inside.m, v_span)
+            for at, lanes in span.steps:
+                entering = state[lanes]
+                if kept:
+                    kept[0][span.rows][at] = entering
+                o_span[at].baddbmm_(inside.q_start[at], entering)
+                entering.mul_(inside.decay.total[at]).baddbmm_(inside.k_end[at].mT, v_span[at])
+            span.join(o_span, o)
+        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
-        return chunks.join_as(o, v), final
+        return o, chunks.join_state(state)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        q, k, v, log_decay, bonus, initial_state, states = ctx.saved_tensors
-        chunks = ctx.chunks
-        inside = _Inside(chunks, q, k, v, log_decay, bonus, ctx.scale)
-        decay = inside.decay
+        *inputs, initial_state, states = ctx.saved_tensors
+        grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
+        if grads[4] is not None:
+            grads[4] = torch.zeros_like(inputs[4], dtype=ctx.chunks.dtype)
+        grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
+        for span in reversed(ctx.chunks.spans):
+            _backward(span, inputs, ctx.scale, states[span.rows], grad_o, grad_state, grads)
+        return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
-        grad_o = chunks.cut(grad_o, zero_pads=True)
-        entering = torch.bmm(inside.q_start.mT, grad_o)
 
-        def enter(at, leaving):
-            entering[at].addcmul_(decay.total[at], leaving)
+def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) -> None:
+    """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
+    of those before it."""
+    q, k, v, log_decay, bonus = inputs
+    inside, v_span = _Inside(span, q, k, log_decay, bonus, scale), span.cut(v)
+    decay = inside.decay
+    grad_o = span.cut(grad_out, zero_pads=True)
+    leaving = torch.empty_like(states)
+    for at, lanes in reversed(span.steps):
+        leaving[at] = grad_state[lanes]
+        grad_state[lanes].mul_(decay.total[at]).baddbmm_(inside.q_start[at].mT, grad_o[at])
 
-        leaving, grad_state = chunks.carry_back(enter, entering, grad_final)
-
-        grad_v = torch.bmm(inside.m.mT, grad_o).baddbmm_(inside.k_end, leaving)
-        grad_m = torch.bmm(grad_o, inside.v.mT)
-        grad_scores = grad_m.tril() if bonus is None else grad_m.tril(-1).roll(-1, dims=1)
-        grad_rows, grad_k = decay.backward(grad_scores.unsqueeze(2), inside.rows, inside.k)
-        grad_q = grad_rows.squeeze(2) if bonus is None else grad_rows.squeeze(2).roll(1, dims=1)
-        grad_q.addcmul_(torch.bmm(grad_o, states.mT), inside.start)
-        grad_k_end = torch.bmm(inside.v, leaving.mT)
-        grad_k.addcmul_(grad_k_end, decay.end)
-
-        grad_log_decay = grad_bonus = None
-        if ctx.needs_input_grad[3]:
-            grad_sums = inside.q * grad_q
-            if bonus is not None:
-                grad_sums[:, 0] = 0
-                grad_sums = grad_sums.roll(-1, dims=1)
-            grad_sums.addcmul_(inside.k, grad_k, value=-1)
-            grad_sums[:, -1] += (inside.k_end * grad_k_end).sum(1)
-            grad_sums[:, -1] += decay.total[..., 0] * (leaving * states).sum(-1)
-            grad_log_decay = chunks.join_grad_log_decay(grad_sums, log_decay)
-        if bonus is not None:
-            own = grad_m.diagonal(dim1=1, dim2=2).unsqueeze(2)
-            grad_u = (own * inside.q * inside.k).sum(1).view(-1, len(bonus), v.shape[2] // len(bonus), k.shape[3])
-            grad_bonus = grad_u.sum((0, 2)).to(bonus.dtype)
-            grad_k.addcmul_(own * inside.q, inside.u)
-            grad_q.addcmul_(own * inside.k, inside.u)
-        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
-        grad_q.mul_(ctx.scale)
-        grad_q, grad_k, grad_v = map(chunks.join_as, (grad_q, grad_k, grad_v), (q, k, v))
-        return grad_q, grad_k, grad_v, grad_log_decay, grad_bonus, None, grad_state, None
+    grad_v = torch.bmm(inside.m.mT, grad_o).baddbmm_(inside.k_end, leaving)
+    grad_m = torch.bmm(grad_o, v_span.mT)
+    grad_q_start, grad_k_end = torch.bmm(grad_o, states.mT), torch.bmm(v_span, leaving.mT)
+    last = (inside.k_end * grad_k_end).sum(1).addcmul_(decay.total[..., 0], leaving.mul_(states).sum(-1))
+    grad_scores = grad_m.tril() if bonus is None else grad_m.tril(-1).roll(-1, dims=1)
+    grad_start = grad_q_start if bonus is None else grad_q_start.roll(-1, dims=1)
+    if bonus is not None:
+        grad_start[:, -1] = 0
+    grads_decayed = decay.backward(grad_scores[:, :, None, :, None], grad_start[:, :, None], grad_k_end[:, :, None])
+    grad_q, grad_k = (x.squeeze(2) for x in grads_decayed)
+    if grads[3] is not None:
+        grad_sums = (inside.rows * grad_q).addcmul_(inside.k, grad_k, value=-1)
+        grad_sums[:, -1] += last
+        span.join_grad_log_decay(grad_sums, log_decay, grads[3])
+    if bonus is not None:
+        grad_q = grad_q.roll(1, dims=1)
+        grad_q[:, 0] += grad_q_start[:, 0]
+        own = grad_m.diagonal(dim1=1, dim2=2).unsqueeze(2)
+        if grads[4] is not None:
+            span.join_heads((own * inside.q * inside.k).sum(1), grads[4])
+        grad_k.addcmul_(own * inside.q, inside.u)
+        grad_q.addcmul_(own * inside.k, inside.u)
+    for grad, into in zip((grad_q.mul_(scale), grad_k, grad_v), grads, strict=False):
+        span.join(grad, into)

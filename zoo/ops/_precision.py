@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,4 +18,5 @@ def working_dtype(v: Tensor) -> torch.dtype:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Within the block autocast leaves operations on x's device alone."""
-    return torch.autocast(device_kind(x), enabled=False)
+    kind = device_kind(x)
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

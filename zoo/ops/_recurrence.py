@@ -41,13 +41,14 @@ def unless_few(run: Run, recurrence: Run, n: int) -> Run:
     batch."""
 
     def run_or_step(*args: Any) -> tuple[Tensor, Tensor]:
-        tokens, options, (state, bounds) = args[:n], args[n:-2], args[-2:]
-        q = tokens[0]
-        lengths = {q.shape[1]} if bounds is None else {end - start for start, end in pairwise(bounds)}
+        q, bounds = args[0], args[-1]
+        if bounds is None:
+            return run(*args) if q.shape[1] > FEW else recurrence(*args[:-1])
+        lengths = {end - start for start, end in pairwise(bounds)}
         if max(lengths) > FEW or len(lengths) > 1:
             return run(*args)
-        rows = [None if x is None else x.reshape(-1, *lengths, *x.shape[2:]) for x in tokens]
-        o, state = recurrence(*rows, *options, state)
+        rows = [None if x is None else x.reshape(-1, *lengths, *x.shape[2:]) for x in args[:n]]
+        o, state = recurrence(*rows, *args[n:-1])
         return o.view(*q.shape[:2], *o.shape[2:]), state
 
     return run_or_step
@@ -58,7 +59,7 @@ def first_state(initial_state: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
     dtype = working_dtype(v)
     if initial_state is None:
         return v.new_zeros(len(v), v.shape[2], k.shape[3], v.shape[3], dtype=dtype)
-    return initial_state.to(dtype)
+    return initial_state if initial_state.dtype == dtype else initial_state.to(dtype)
 
 
 def decays(log_decay: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:

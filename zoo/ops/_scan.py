@@ -22,7 +22,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from zoo.ops._chunks import Chunks, longest, once_in_full_precision
+from zoo.ops._chunks import Chunks, Span, empty_like, longest, once_in_full_precision
 
 SIZE = 32  # tokens of a chunk; 16 to 64 take the same time, and fewer keep more states
 
@@ -43,33 +43,31 @@ def scan(
 
 
 class _Tokens:
-    """The inputs in N chunks, time first: q, k [C,N,H,K], v [C,N,H,G] with G = HV/H, decay [C,N,HV,K] or [C,N,HV,1]."""
+    """The inputs in a span's n chunks, time first: q, k [C,n,H,K], v [C,n,H,G] with G = HV/H, decay [C,n,HV,K] or
+    [C,n,HV,1]."""
 
-    def __init__(self, chunks: Chunks, q, k, v, log_decay, bonus, scale: float):
-        self.chunks = chunks
+    def __init__(self, span: Span, q, k, v, log_decay, bonus, scale: float):
+        self.span, dtype = span, span.chunks.dtype
         self.heads = q.shape[2], v.shape[2] // q.shape[2]
         self.q, self.k = self.cut(q).mul_(scale), self.cut(k)
         self.v = self.cut(v).view(*self.k.shape[:2], *self.heads)
         if log_decay is None:
             log_decay = v.new_zeros(v.shape[:3])
         self.decay = self.cut(log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(3)).exp_()
-        self.bonus = None if bonus is None else bonus.to(chunks.dtype).reshape(q.shape[2], -1, q.shape[3])
+        self.bonus = None if bonus is None else bonus.to(dtype).reshape(q.shape[2], -1, q.shape[3])
         self.read = slice(1, None) if bonus is None else slice(-1)
 
     def cut(self, x: Tensor) -> Tensor:
-        """Tokens [B,T,...] into [C,N,...]; pads are zero."""
-        out = x.new_empty(self.chunks.size, self.chunks.rows, x.shape[2:].numel(), dtype=self.chunks.dtype)
-        self.chunks.cut(x.flatten(2).unsqueeze(2), out.transpose(0, 1), zero_pads=True)
+        """Tokens [B,T,...] into [C,n,...]; pads are zero."""
+        chunks = self.span.chunks
+        out = x.new_empty(chunks.size, self.span.n, x.shape[2:].numel(), dtype=chunks.dtype)
+        self.span.cut(x.flatten(2).unsqueeze(2), out.transpose(0, 1), zero_pads=True)
         return out.unflatten(2, x.shape[2:])
 
-    def join(self, x: Tensor, like: Tensor) -> Tensor:
+    def join(self, x: Tensor, out: Tensor | None) -> None:
         """The adjoint of `cut`."""
-        return self.chunks.join(x.flatten(2).transpose(0, 1), 1).view_as(like).to(like.dtype)
-
-    def new_slots(self) -> Tensor:
-        """[C+1,n,HV,K] for the most chunks of one step: slot t has the state before token t, t + 1 that after it."""
-        shape = self.chunks.size + 1, self.chunks.steps[0][0].stop, self.v.shape[2:].numel(), self.k.shape[3]
-        return self.k.new_empty(shape)
+        if out is not None:
+            self.span.join(x.flatten(2).transpose(0, 1), out.flatten(2).unsqueeze(2))
 
     def states(self, at: slice, entering: Tensor, slots: Tensor) -> Tensor:
         """The states within the chunks `at`, written into `slots`."""
@@ -92,68 +90,79 @@ class _Tokens:
         return slots
 
 
+def _new_slots(chunks: Chunks, v: Tensor, k: Tensor) -> Tensor:
+    """[C+1,n,HV,K] for the most chunks of one step: slot t has the state before token t, t + 1 that after it."""
+    most = max(at.stop - at.start for span in chunks.spans for at, _ in span.steps)
+    return torch.empty(chunks.size + 1, most, v.shape[2], k.shape[3], dtype=chunks.dtype, device=v.device)
+
+
 class _Scan(torch.autograd.Function):
     """Keeps for the backward its inputs and one state a chunk."""
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
-        chunks = Chunks(v.mT, bounds, min(SIZE, longest(v, bounds)))  # all heads of a token in one row
-        tokens = _Tokens(chunks, q, k, v, log_decay, bonus, scale)
-        o, slots = torch.empty_like(tokens.v), tokens.new_slots()
-
-        def leave(at, entering):
-            states = tokens.states(at, entering, slots)
-            o[:, at] = (states[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
-            return states[-1]
-
-        entering, final = chunks.carry(leave, initial_state, v.shape[2], k.shape[3])
-        if bonus is not None:
-            o += torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus) * tokens.v
-        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, entering)
+        shape = v.shape[2], k.shape[3]
+        # All heads of a token lie in one row.
+        chunks = Chunks(v.mT, bounds, min(SIZE, longest(v, bounds)), 1, shape[0] * shape[1])
+        state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
+        out, slots = empty_like(v), _new_slots(chunks, v, k)
+        for span in chunks.spans:
+            tokens = _Tokens(span, q, k, v, log_decay, bonus, scale)
+            o = torch.empty_like(tokens.v)
+            for at, lanes in span.steps:
+                if kept:
+                    kept[0][span.rows][at] = state[lanes]
+                states = tokens.states(at, state[lanes], slots)
+                o[:, at] = (states[tokens.read].unflatten(2, tokens.heads) @ tokens.q[:, at].unsqueeze(4)).squeeze(4)
+                state[lanes] = states[-1]
+            if bonus is not None:
+                o += torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus) * tokens.v
+            tokens.join(o, out)
+        ctx.save_for_backward(q, k, v, log_decay, bonus, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
-        return tokens.join(o, v), final.squeeze(1).unsqueeze(3)
+        return out, chunks.join_state(state).squeeze(1).unsqueeze(3)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
         q, k, v, log_decay, bonus, initial_state, entering = ctx.saved_tensors
-        chunks = ctx.chunks
-        tokens = _Tokens(chunks, q, k, v, log_decay, bonus, ctx.scale)
-        grad_o = tokens.cut(grad_o).view_as(tokens.v)
-        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (tokens.q, tokens.k, tokens.v))
-        grad_entering = torch.empty_like(entering)
-        grad_log_decay = tokens.decay  # overwritten chunk by chunk, each when its decay has been used
-        slots, grad_slots = tokens.new_slots(), tokens.new_slots()
+        chunks, inputs = ctx.chunks, (q, k, v, log_decay, bonus)
+        grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
+        if grads[4] is not None:
+            grads[4] = torch.zeros_like(bonus, dtype=chunks.dtype)
+        grad_state = chunks.cut_state(grad_final, *entering.shape[1:])
+        slots = [_new_slots(chunks, v, k) for _ in range(2)]
+        for span in reversed(chunks.spans):
+            tokens = _Tokens(span, q, k, v, log_decay, bonus, ctx.scale)
+            _backward(tokens, ctx.scale, entering[span.rows], grad_o, grad_state, grads, slots)
+        return chunks.gradients(inputs, grads, initial_state, grad_state)
 
-        def enter(at, leaving):
-            states = tokens.states(at, entering[at], slots)
-            grads = tokens.grad_states(at, grad_o[:, at], leaving, grad_slots)
-            grad_entering[at] = grads[0]
-            grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ states[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
-            of_write = grads[1:].unflatten(2, tokens.heads)
-            grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_write).squeeze(3)
-            grad_v[:, at] = (of_write @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
-            if ctx.needs_input_grad[3]:
-                decay = grad_log_decay[:, at]
-                decay *= states[:-1].mul_(grads[1:]).sum_to_size(decay.shape)
 
-        _, grad_state = chunks.carry_back(enter, grad_entering, grad_final)
-
-        grad_bonus = None
-        if bonus is not None:
-            own = torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus)
-            grad_v += own * grad_o
-            grad_own = (grad_o * tokens.v).sum_to_size(own.shape)
-            grad_bonus = (
-                torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).reshape(bonus.shape).to(bonus.dtype)
-            )
-            grad_own = torch.einsum("cnhg,hgk->cnhk", grad_own, tokens.bonus)
-            grad_q.addcmul_(grad_own, tokens.k)
-            grad_k.addcmul_(grad_own, tokens.q)
-        grad_q *= ctx.scale
-        grad_state = None if initial_state is None else grad_state.view_as(initial_state).to(initial_state.dtype)
-        grads_of_tokens = (
-            None if like is None else tokens.join(x, like)
-            for x, like in ((grad_q, q), (grad_k, k), (grad_v, v), (grad_log_decay, log_decay))
-        )
-        return *grads_of_tokens, grad_bonus, None, grad_state, None
+def _backward(tokens: _Tokens, scale: float, entering, grad_out, grad_state, grads, slots) -> None:
+    """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
+    of those before it."""
+    grad_o = tokens.cut(grad_out).view_as(tokens.v)
+    grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (tokens.q, tokens.k, tokens.v))
+    grad_log_decay = tokens.decay  # overwritten chunk by chunk, each when its decay has been used
+    for at, lanes in reversed(tokens.span.steps):
+        states = tokens.states(at, entering[at], slots[0])
+        of_states = tokens.grad_states(at, grad_o[:, at], grad_state[lanes], slots[1])
+        grad_state[lanes] = of_states[0]
+        grad_q[:, at] = (grad_o[:, at].unsqueeze(3) @ states[tokens.read].unflatten(2, tokens.heads)).squeeze(3)
+        of_write = of_states[1:].unflatten(2, tokens.heads)
+        grad_k[:, at] = (tokens.v[:, at].unsqueeze(3) @ of_write).squeeze(3)
+        grad_v[:, at] = (of_write @ tokens.k[:, at].unsqueeze(4)).squeeze(4)
+        if grads[3] is not None:
+            decay = grad_log_decay[:, at]
+            decay *= states[:-1].mul_(of_states[1:]).sum_to_size(decay.shape)
+    if tokens.bonus is not None:
+        own = torch.einsum("cnhk,hgk->cnhg", tokens.q * tokens.k, tokens.bonus)
+        grad_v += own * grad_o
+        grad_own = (grad_o * tokens.v).sum_to_size(own.shape)
+        if grads[4] is not None:
+            grads[4] += torch.einsum("cnhg,cnhk->hgk", grad_own, tokens.q * tokens.k).reshape(grads[4].shape)
+        grad_own = torch.einsum("cnhg,hgk->cnhk", grad_own, tokens.bonus)
+        grad_q.addcmul_(grad_own, tokens.k)
+        grad_k.addcmul_(grad_own, tokens.q)
+    for grad, into in zip((grad_q.mul_(scale), grad_k, grad_v, grad_log_decay), grads, strict=False):
+        tokens.join(grad, into)

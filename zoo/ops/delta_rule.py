@@ -14,6 +14,7 @@ from torch import Tensor
 from zoo.ops import _fla_delta
 from zoo.ops._check import check_linear, check_shape
 from zoo.ops._delta_chunked import chunked_delta_rule
+from zoo.ops._delta_step import step_delta_rule
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._precision import full_precision, working_dtype
 from zoo.ops._recurrence import decays, first_state, literal, unless_few
@@ -76,6 +77,6 @@ def _recurrence(q, k, v, log_decay, beta, scale, initial_state):
 _op = Op(
     "delta_rule",
     Backend("fla", _fla_delta.run, _fla_delta.refuse),
-    Backend("chunked", unless_few(chunked_delta_rule, _recurrence, 5)),
+    Backend("chunked", unless_few(chunked_delta_rule, step_delta_rule, 5)),
     Backend("reference", literal(_recurrence, 5)),
 )
