@@ -5,6 +5,7 @@ from zoo.ops._attention_call import watch_attention
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
 from zoo.ops._nsa_blocks import Blocks
+from zoo.ops._precision import full_precision
 from zoo.ops.attention import attention
 from zoo.ops.compressed_attention import compressed_attention
 from zoo.ops.delta_rule import delta_rule
@@ -28,6 +29,7 @@ __all__ = [
     "delta_rule",
     "dplr",
     "experts",
+    "full_precision",
     "lightning_indexer",
     "linear_attention",
     "nsa",

@@ -58,7 +58,7 @@ def check_linear(
 
 def check_shape(name: str, x: Tensor, *allowed: tuple[int, ...]) -> None:
     """`x` has one of the `allowed` shapes."""
-    if all(x.shape != torch.Size(shape) for shape in allowed):
+    if x.shape not in allowed:
         wanted = " or ".join(str(list(shape)) for shape in allowed)
         raise ValueError(f"{name}: expected shape {wanted}, got {list(x.shape)}")
 
