@@ -59,9 +59,10 @@ def convolve(
         return [y], state
     widths = [len(conv.weight) for conv in convs]
     if xs[0].shape[:2].numel() <= FEW:
-        biases = [conv.bias for conv in convs if conv.bias is not None]
-        weight, bias = torch.cat([conv.weight for conv in convs]), torch.cat(biases) if biases else None
-        y, state = run(torch.cat(list(xs), dim=-1), weight, bias, initial_state=initial_state)
+        weights: list[Tensor] = [conv.weight for conv in convs]
+        biases: list[Tensor] = [conv.bias for conv in convs if conv.bias is not None]
+        x, bias = torch.cat(list(xs), dim=-1), torch.cat(biases) if biases else None
+        y, state = run(x, torch.cat(weights), bias, initial_state=initial_state)
         return list(y.split(widths, dim=-1)), state
     states = [None] * len(convs) if initial_state is None else initial_state.split(widths, dim=1)
     each = [
