@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import zoo
-from zoo import ops
+from zoo import ops, stack
 from zoo.accounting.costs import forward_flops, matrices, outside_flops, training_flops
 from zoo.check import cases
 from zoo.check.ffns import FFNCase, run
@@ -102,6 +102,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
         patch.setattr(PooledIndexer, "keys", lambda *args: counts.compress(pool, *args))
         # while decoding MLA reads latents instead of keys, which is another sum
         patch.setattr(MLA, "_absorbs", lambda *args: False)
+        # in inference mode products that are made of others do not come apart
+        patch.setattr(stack, "_without_graph", lambda model: torch.no_grad())
         yield counts
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -152,3 +154,53 @@ def test_the_logits_are_never_whole() -> None:
         lm.loss(tokens)[0].backward()
     assert largest.numel <= 2**22 < length * vocab
     assert lm.head.weight.grad is not None
+
+
+def test_the_written_gradients_are_derivatives() -> None:
+    """Of both together and of each alone, in chunks, and a second time."""
+    targets = torch.tensor([3, -100, 0, 6, 6])
+    hidden, weight = torch.randn(5, 4, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
+    for frozen in (None, 0, 1):
+        given = [x.clone().requires_grad_(at != frozen) for at, x in enumerate((hidden, weight))]
+
+        def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+            return cross_entropy(hidden, weight, targets, chunk=14)[0]
+
+        assert torch.autograd.gradcheck(loss, given)
+        assert torch.autograd.gradgradcheck(loss, given)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_loss_of_bfloat16_is_float32(autocast: bool) -> None:
+    """Logits are rounded, what is made of them is not; gradients have their input's dtype."""
+    hidden, weight, targets = torch.randn(40, 16), torch.randn(VOCAB, 16), draw(40)
+    lower = hidden.bfloat16(), weight.bfloat16()
+    want = F.cross_entropy((lower[0] @ lower[1].T).float(), targets, reduction="sum")
+    leaves = [x.requires_grad_() for x in ((hidden, weight) if autocast else lower)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        total, _ = cross_entropy(*leaves, targets, chunk=7 * VOCAB)
+    assert total.dtype == torch.float32
+    assert total.item() == pytest.approx(want.item(), rel=1e-5)
+    wide = [x.detach().float().requires_grad_() for x in lower]
+    wanted = torch.autograd.grad(F.cross_entropy(wide[0] @ wide[1].T, targets, reduction="sum"), wide)
+    for leaf, got, grad in zip(leaves, torch.autograd.grad(total, leaves), wanted, strict=True):
+        assert got.dtype == leaf.dtype
+        assert (got.float() - grad).norm() < 0.02 * grad.norm()
+
+
+LARGE = """
+import resource, torch
+from zoo.nn.cross_entropy import cross_entropy
+torch.set_num_threads(1)
+hidden, weight = torch.randn(8192, 64, requires_grad=True), torch.randn(160000, 64, requires_grad=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+cross_entropy(hidden, weight, torch.randint(160000, (8192,)))[0].backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_vocabulary_of_160000_and_8192_tokens_fit() -> None:
+    """Their float32 logits would take 5.2 GB; two chunks of them and the gradients take less than 0.4."""
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 400 * 1024

@@ -27,12 +27,15 @@ class LayerCache:
         self.max_length = max_length
         self.states: dict[str, Tensor] = {}
         self.histories: dict[str, Tensor] = {}
+        self._parts: dict[str, LayerCache] = {}
 
     def under(self, name: str) -> LayerCache:
         """The same memory, with `name/` before every name: what one of several mixers in a layer keeps."""
-        part = copy.copy(self)
-        part.prefix = f"{self.prefix}{name}/"
-        return part
+        if name not in self._parts:
+            part = copy.copy(self)
+            part.prefix, part._parts = f"{self.prefix}{name}/", {}
+            self._parts[name] = part
+        return self._parts[name]
 
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""

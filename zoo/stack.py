@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,10 @@ class Stack(nn.Module):
         """
         if cache is not None:
             with torch.no_grad():
-                entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
-                return entry.leave(self.head(self.norm(hidden)))
+                with _without_graph(self):
+                    entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
+                    normed = self.norm(hidden)
+                return entry.leave(self.head(normed))
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
         return entry.leave(self.head(self.norm(hidden)))
 
@@ -235,6 +238,12 @@ class Stack(nn.Module):
             if step + 1 < max_new_tokens:
                 last = self(out[-1], cache=cache)[:, -1]
         return torch.cat(out, dim=1)
+
+
+def _without_graph(model: nn.Module) -> AbstractContextManager[Any]:
+    """inference_mode, which takes a tenth off a token's time; but FSDP, whose gathered weights would then be unfit for
+    training, gets no_grad."""
+    return torch.no_grad() if hasattr(model, "unshard") else torch.inference_mode()
 
 
 def _projections(module: nn.Module) -> Sequence[str]:

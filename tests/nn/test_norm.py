@@ -12,7 +12,8 @@ import zoo
 from tests.build import D_MODEL, recipe, required
 from tests.tolerances import FORWARD, assert_close
 from zoo.check.cases import redraw
-from zoo.nn import LayerNorm, RMSNorm
+from zoo.nn import LayerNorm, RMSNorm, l2norm
+from zoo.nn.norm import rms_norm
 from zoo.registry import RESIDUALS
 from zoo.train import parameter_groups
 
@@ -63,3 +64,52 @@ def test_a_stack_by_its_formula(kind: str) -> None:
     assert_close(logits, norm(entered[1], lm.norm) @ lm.head.weight.T, FORWARD[torch.float64])
     lm.loss(tokens)
     assert_close(entered[-1][:, :-1], entered[0][:, 1:], FORWARD[torch.float64])
+
+
+# ---- the written backward
+
+
+def by_formula(x: torch.Tensor, weight: torch.Tensor | None, eps: float, n: int) -> torch.Tensor:
+    y = x / (x.square().sum(-1, keepdim=True) / n + eps).sqrt()
+    return y if weight is None else y * weight
+
+
+@pytest.mark.parametrize("shape", [None, (6,), (3, 6)], ids=str)
+def test_a_norm_and_its_gradients_are_those_of_the_formula(shape: tuple[int, ...] | None) -> None:
+    """Also of a row of zeros, of an output that is no copy, and differentiated a second time."""
+    x = torch.randn(2, 5, 3, 6, dtype=torch.float64)
+    x[1, 2] = 0
+    given = [x.requires_grad_()]
+    if shape is not None:
+        given.append(torch.randn(shape, dtype=torch.float64).requires_grad_())
+
+    def norm(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, *weight, 0.1) if weight else l2norm(x, 0.1)
+
+    want = by_formula(*given, *([] if shape else [None]), 0.1, 6 if shape else 1)
+    assert_close(norm(*given), want, FORWARD[torch.float64])
+    with torch.no_grad():
+        assert_close(norm(*given), want, FORWARD[torch.float64])
+    assert torch.autograd.gradcheck(norm, given)
+    assert torch.autograd.gradgradcheck(norm, given)
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_norm_gives_one_gradient_alone(wanted: int) -> None:
+    given = [torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)]
+    want = torch.autograd.grad(rms_norm(*given, 1e-6).square().sum(), given)[wanted]
+    alone = [x if i == wanted else x.detach() for i, x in enumerate(given)]
+    assert torch.equal(torch.autograd.grad(rms_norm(*alone, 1e-6).square().sum(), alone[wanted])[0], want)
+
+
+@pytest.mark.parametrize("weighted", [torch.bfloat16, torch.float32], ids=str)
+def test_a_norm_in_bfloat16_is_rounded_once(weighted: torch.dtype) -> None:
+    given = [torch.randn(4, 64).bfloat16(), torch.rand(64).add(0.5).to(weighted), torch.randn(4, 64).bfloat16()]
+    narrow, wide = ([x.clone() if dtype is None else x.to(dtype) for x in given] for dtype in (None, torch.float32))
+    results = []
+    for x, weight, grad in (narrow, wide):
+        leaves = x.requires_grad_(), weight.requires_grad_()
+        y = rms_norm(*leaves, 1e-6)
+        results.append((y, *torch.autograd.grad(y, leaves, grad)))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want.to(got.dtype), rtol=8e-3, atol=1e-6)

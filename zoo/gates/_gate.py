@@ -115,7 +115,7 @@ def record(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 def float32(x: Tensor) -> Tensor:
     """x in float32, or float64 if it is that already: what gates compute in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def full_like(given: Tensor, value: float | Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class AdditiveMixer(LinearMixer):
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.conv_size is not None:
-            q, k, v = (self.convolved(name, y, layout, cache) for name, y in zip("qkv", (q, k, v), strict=True))
+            q, k, v = self.convolved(layout, cache, q=q, k=k, v=v)
         elif self.silu:
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
         q, k = (y.unflatten(-1, (self.n_heads, self.head_dim)) for y in (q, k))

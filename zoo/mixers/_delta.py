@@ -11,8 +11,9 @@ from torch import Tensor
 from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part, Size
-from zoo.mixers._linear import DECAY, OUTPUT, LinearMixer, l2norm, linear
+from zoo.mixers._linear import DECAY, OUTPUT, LinearMixer, linear
 from zoo.mixers._mixer import GateOrder, OutNorm
+from zoo.nn import l2norm
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -71,7 +72,7 @@ class DeltaMixer(LinearMixer):
         if self.conv_size is None:
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
         else:
-            q, k, v = (self.convolved(name, y, layout, cache) for name, y in zip("qkv", (q, k, v), strict=True))
+            q, k, v = self.convolved(layout, cache, q=q, k=k, v=v)
         q = l2norm(q.unflatten(-1, (self.n_heads, self.head_dim)))
         k = l2norm(k.unflatten(-1, (self.n_heads, self.head_dim)))
         v = self.gated("value", v.unflatten(-1, (self.n_v_heads, self.head_v_dim)), x)

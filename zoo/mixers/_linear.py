@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._mixer import Mixer
-from zoo.nn import ShortConv, Start
+from zoo.nn import ShortConv, Start, convolve
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -86,14 +85,14 @@ class LinearMixer(Mixer):
             setattr(self, f"{name}_conv1d", ShortConv(width, conv_size, bias=bias))
             self.carried_inputs += width * (conv_size - 1)
 
-    def convolved(self, name: str, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
-        """x [B,T,E] through the convolution of that name."""
-        conv: ShortConv = getattr(self, f"{name}_conv1d")
-        state = cache.read(f"{name}_conv", layout) if cache is not None else None
-        y, state = conv(x, state, layout.cu_seqlens)
+    def convolved(self, layout: Layout, cache: LayerCache | None, **xs: Tensor) -> list[Tensor]:
+        """Each x [B,T,E] through the convolution of its name."""
+        state = cache.read("conv", layout) if cache is not None else None
+        convs: list[ShortConv] = [getattr(self, f"{name}_conv1d") for name in xs]
+        ys, state = convolve(convs, list(xs.values()), state, layout.cu_seqlens)
         if cache is not None:
-            cache.write(f"{name}_conv", state, layout)
-        return y
+            cache.write("conv", state, layout)
+        return ys
 
     def shift_tokens(self, names: Iterable[str], make: Callable[[str, int], nn.Module]) -> None:
         """`make(name, width)` is the token shift before a projection, or before the gate in a slot, of the channels
@@ -171,12 +170,6 @@ def written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> tuple[Tenso
     repeats = beta.shape[2] // k.shape[2]
     q, k = (x.repeat_interleave(repeats, dim=2) if repeats > 1 else x for x in (q, k))
     return q, (beta * k).to(k.dtype), v
-
-
-def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(Σx² + eps) over the last axis, float32 inside: fla's form, whose gradient is finite at 0."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def linear(d_in: int, d_out: int) -> nn.Linear:

@@ -110,7 +110,8 @@ class Mixer(nn.Module, ABC):
 
     def scored(self, slot: str, y: Tensor, score: Tensor) -> Tensor:
         """y times (or plus) a score of the gate in `slot`, in y's dtype."""
-        return (y + score if self.gates[slot].additive else y * score).to(y.dtype)
+        y, dtype = y + score if self.gates[slot].additive else y * score, y.dtype
+        return y if y.dtype == dtype else y.to(dtype)
 
     def branch_weights(self, x: Tensor, n: int) -> Any:
         """The weights [B,T,H,n] of n branches from the gate in `branch`; None where the slot is empty. RecipeError for
@@ -138,7 +139,7 @@ class Mixer(nn.Module, ABC):
 
     def post(self, y: Tensor, x: Tensor) -> Tensor:
         """y [B,T,D] through the gate behind the output projection, for which D is one head."""
-        return self.gated("post", y.unsqueeze(-2), x).squeeze(-2)
+        return y if "post" not in self.gates else self.gated("post", y.unsqueeze(-2), x).squeeze(-2)
 
 
 def check_heads(n_heads: int, n_groups: int, name: str) -> None:

@@ -70,7 +70,7 @@ class Mamba1(LinearMixer):
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         u = self.v_proj(x)
-        u = nn.functional.silu(u) if self.conv_size is None else self.convolved("v", u, layout, cache)
+        u = nn.functional.silu(u) if self.conv_size is None else self.convolved(layout, cache, v=u)[0]
         q = self.gated("query", self.q_proj(u).unflatten(-1, (self.n_heads, self.head_dim)), u)
         k = self.gated("key", self.k_proj(u).unflatten(-1, (self.n_heads, self.head_dim)), u)
         log_decay, beta = self.decay_and_beta(u, u)

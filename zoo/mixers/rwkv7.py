@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from zoo import ops
 from zoo.cache import LayerCache, look_back
 from zoo.decode import AtLeast, Part, Size
-from zoo.mixers._linear import LinearMixer, l2norm, linear
+from zoo.mixers._linear import LinearMixer, linear
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.nn import LowRank, Start, TokenShift
+from zoo.nn import LowRank, Start, TokenShift, l2norm
 from zoo.nn.rwkv import by_channel, start_at_rest
 from zoo.registry import RecipeError
 from zoo.sequence import Layout

@@ -2,9 +2,9 @@
 
 from zoo.nn.grouped_linear import GroupedLinear
 from zoo.nn.linear import LowRank, Rank, is_projection, projection
-from zoo.nn.norm import LayerNorm, RMSNorm, make_norm
+from zoo.nn.norm import LayerNorm, RMSNorm, l2norm, make_norm
 from zoo.nn.rope import Rope, Yarn, rotate
-from zoo.nn.short_conv import ShortConv
+from zoo.nn.short_conv import ShortConv, convolve
 from zoo.nn.sinks import Sinks
 from zoo.nn.token_shift import DynamicTokenShift, Start, TokenShift, previous_token
 
@@ -21,7 +21,9 @@ __all__ = [
     "Start",
     "TokenShift",
     "Yarn",
+    "convolve",
     "is_projection",
+    "l2norm",
     "make_norm",
     "previous_token",
     "projection",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from zoo import ops
+
+FEW = 64  # tokens
 
 
 class ShortConv(nn.Module):
@@ -37,6 +41,31 @@ class ShortConv(nn.Module):
     def forward(
         self, x: Tensor, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return ops.short_conv(
-            x, self.weight, self.bias, activation="silu", initial_state=initial_state, cu_seqlens=cu_seqlens
-        )
+        (y,), state = convolve([self], [x], initial_state, cu_seqlens)
+        return y, state
+
+
+def convolve(
+    convs: Sequence[ShortConv], xs: Sequence[Tensor], initial_state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    """Each x [B,T,D_i] through its own convolution, all of one size, and the state [B,ΣD_i,W-1] of them together.
+
+    Few tokens take as long as the calls that they go through, so their channels are joined; many take as long as their
+    copies, so they are not.
+    """
+    run = partial(ops.short_conv, activation="silu", cu_seqlens=cu_seqlens)
+    if len(convs) == 1:
+        y, state = run(xs[0], convs[0].weight, convs[0].bias, initial_state=initial_state)
+        return [y], state
+    widths = [len(conv.weight) for conv in convs]
+    if xs[0].shape[:2].numel() <= FEW:
+        weights: list[Tensor] = [conv.weight for conv in convs]
+        biases: list[Tensor] = [conv.bias for conv in convs if conv.bias is not None]
+        x, bias = torch.cat(list(xs), dim=-1), torch.cat(biases) if biases else None
+        y, state = run(x, torch.cat(weights), bias, initial_state=initial_state)
+        return list(y.split(widths, dim=-1)), state
+    states = [None] * len(convs) if initial_state is None else initial_state.split(widths, dim=1)
+    each = [
+        run(x, conv.weight, conv.bias, initial_state=state) for x, conv, state in zip(xs, convs, states, strict=True)
+    ]
+    return [y for y, _ in each], torch.cat([state for _, state in each], dim=1)

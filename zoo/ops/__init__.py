@@ -5,6 +5,7 @@ from zoo.ops._attention_call import watch_attention
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
 from zoo.ops._nsa_blocks import Blocks
+from zoo.ops._precision import full_precision
 from zoo.ops.attention import attention
 from zoo.ops.compressed_attention import compressed_attention
 from zoo.ops.delta_rule import delta_rule
@@ -30,6 +31,7 @@ __all__ = [
     "dplr",
     "experts",
     "gated_norm",
+    "full_precision",
     "lightning_indexer",
     "linear_attention",
     "nsa",

@@ -8,7 +8,7 @@ dtype, as the Triton and CUDA kernels do; transformers' fallback rounds before t
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -52,18 +52,24 @@ def short_conv(
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"short_conv: expected bias [D] = {list(weight.shape[:1])}, got {list(bias.shape)}")
     bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
-    shape = (x.shape[0] if bounds is None else len(bounds) - 1, x.shape[2], weight.shape[1] - 1)
-    if initial_state is None:
-        initial_state = x.new_zeros(shape)
-    elif initial_state.shape != shape:
-        raise ValueError(f"short_conv: expected initial_state {list(shape)}, got {list(initial_state.shape)}")
-    return _op(x, weight, bias, activation, initial_state.to(x.dtype), bounds, backend=backend)
+    if initial_state is not None:
+        shape = (x.shape[0] if bounds is None else len(bounds) - 1, x.shape[2], weight.shape[1] - 1)
+        if initial_state.shape != shape:
+            raise ValueError(f"short_conv: expected initial_state {list(shape)}, got {list(initial_state.shape)}")
+        initial_state = initial_state.to(x.dtype)
+    return _op(x, weight, bias, activation, initial_state, bounds, backend=backend)
 
 
 def _reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor, bounds: list[int] | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    state: Tensor | None,
+    bounds: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     dtype = x.dtype
+    state = _zeros(x, weight, bounds) if state is None else state
     x, weight, state = (tensor.to(torch.promote_types(dtype, torch.float32)) for tensor in (x, weight, state))
     lengths = [x.shape[1]] if bounds is None else _lengths(bounds)
     states = [state] if bounds is None else state.split(1)
@@ -80,85 +86,112 @@ def _reference(
 
 
 def _torch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor, bounds: list[int] | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    state: Tensor | None,
+    bounds: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Lays each document's state before it, so that all documents are one longer sequence; the outputs that start in
-    one document and end in the next are dropped."""
+    """Lays each document's state before it, so that all documents are one longer sequence; the outputs at the states'
+    own places are dropped. States lie in memory as tokens do, [B,W-1,D]."""
+    if bounds is None and x.shape[1] == 1:
+        return _step(x, weight, bias, activation, state)
+    if bounds is not None and len(bounds) == x.shape[1] + 1:
+        y, state = _step(x.transpose(0, 1), weight, bias, activation, state)
+        return y.transpose(0, 1), state
     history = weight.shape[1] - 1
-    state = state.transpose(1, 2)
-    if bounds is None:
-        inputs = torch.cat([state, x], dim=1)
-        y = _Conv.apply(inputs, weight, bias, activation)
-        last = inputs[:, x.shape[1] :]
-    else:
-        lengths = _lengths(bounds)
-        documents = zip(state.split(1), x.split(lengths, dim=1), strict=True)
-        inputs = torch.cat([part for document in documents for part in document], dim=1)
-        y = _Conv.apply(inputs, weight, bias, activation)
-        parts = y.split([part for length in lengths for part in (length, history)][:-1], dim=1)
-        y = torch.cat(parts[::2], dim=1)
-        ends = [end + history * (n + 1) for n, end in enumerate(bounds[1:])]
-        last = torch.cat([inputs[:, end - history : end] for end in ends])
+    if bounds is None and state is None:
+        last = F.pad(x[:, max(0, x.shape[1] - history) :], (0, 0, max(0, history - x.shape[1]), 0))
+        return _Conv.apply(x, weight, bias, activation), last.transpose(1, 2)
+    state = (_zeros(x, weight, bounds) if state is None else state).transpose(1, 2)
+    lengths = [x.shape[1]] if bounds is None else _lengths(bounds)
+    documents = zip([state] if bounds is None else state.split(1), x.split(lengths, dim=1), strict=True)
+    inputs = torch.cat([part for document in documents for part in document], dim=1)
+    y = _Conv.apply(inputs, weight, bias, activation)
+    parts = y.split([part for length in lengths for part in (history, length)], dim=1)[1::2]
+    ends = [end + history * (n + 1) for n, end in enumerate(accumulate(lengths))]
     # a copy: a view would keep the whole sequence alive in the cache
-    return y, last.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    last = torch.cat([inputs[:, end - history : end] for end in ends]).clone()
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), last.transpose(1, 2)
+
+
+def _step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One token of each document, x [B,1,D]."""
+    state = _zeros(x, weight, None) if state is None else state
+    inputs = torch.cat((state.transpose(1, 2), x), dim=1)
+    wide, taps, wide_bias = _widened(inputs, weight, bias)
+    y = (wide * taps).sum(1, keepdim=True)
+    y = y if wide_bias is None else y + wide_bias
+    y = y if activation is None else F.silu(y)
+    return y.to(x.dtype), inputs[:, 1:].transpose(1, 2)
 
 
 class _Conv(torch.autograd.Function):
-    """y [B,T,D] from inputs [B,T+W-1,D] that start with the state.
+    """y [B,T,D] from x [B,T,D], before which there are zeros.
 
-    A sum of W shifted products, several times faster on CPU than a grouped conv1d. The backward keeps the inputs only
-    and computes the pre-activation again; its scratch is reused, since fresh large buffers cost more than the products.
+    A sum of W shifted products, several times faster on CPU than a grouped conv1d. The backward keeps x only and
+    computes the pre-activation again; its scratch is reused, since fresh large buffers cost more than the products.
     Once differentiable.
     """
 
     @staticmethod
-    def forward(ctx, inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-        ctx.save_for_backward(inputs, weight, bias)
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
         ctx.activation = activation
-        y = _taps(*_widened(inputs, weight, bias))
+        y = _taps(*_widened(x, weight, bias))
         if activation == "silu":
             y = F.silu(y, inplace=True)
-        return y.to(inputs.dtype)
+        return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        inputs, weight, bias = ctx.saved_tensors
-        wide, taps, wide_bias = _widened(inputs, weight, bias)
+        x, weight, bias = ctx.saved_tensors
+        wide, taps, wide_bias = _widened(x, weight, bias)
         grad = grad.to(wide.dtype)
         if ctx.activation == "silu":
             z = _taps(wide, taps, wide_bias)
             grad = torch.ops.aten.silu_backward.grad_input(grad, z, grad_input=z)
-        length = grad.shape[1]
-        d_inputs, d_taps, d_bias = None, None, None
+        length, shifts = grad.shape[1], range(1, min(len(taps), grad.shape[1]))
+        d_x, d_taps, d_bias = None, None, None
         if ctx.needs_input_grad[0]:
-            d_inputs = torch.zeros_like(wide)
-            for j, tap in enumerate(taps):
-                d_inputs[:, j : j + length].addcmul_(grad, tap)
-            d_inputs = d_inputs.to(inputs.dtype)
+            d_x = grad * taps[-1]
+            for shift in shifts:
+                d_x[:, : length - shift].addcmul_(grad[:, shift:], taps[-1 - shift])
+            d_x = d_x.to(x.dtype)
         if ctx.needs_input_grad[1]:
-            d_taps = torch.empty_like(taps)
-            scratch = torch.empty_like(grad)
-            for j in range(len(taps)):
-                torch.sum(torch.mul(grad, wide[:, j : j + length], out=scratch), (0, 1), out=d_taps[j])
+            d_taps = torch.zeros_like(taps)
+            scratch = torch.empty_like(grad, memory_format=torch.contiguous_format).view(-1)
+            for shift in (0, *shifts):
+                late, early = grad[:, shift:], wide[:, : length - shift]
+                product = scratch[: late.numel()].view(late.shape)
+                torch.sum(torch.mul(late, early, out=product), (0, 1), out=d_taps[-1 - shift])
             d_taps = d_taps.t().to(weight.dtype)
         if ctx.needs_input_grad[2]:
             d_bias = grad.sum((0, 1)).to(bias.dtype)
-        return d_inputs, d_taps, d_bias, None
+        return d_x, d_taps, d_bias, None
 
 
 def _widened(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The inputs, the taps [W,D] and the bias in the dtype of the sums."""
     dtype = torch.promote_types(inputs.dtype, torch.float32)
-    return inputs.to(dtype), weight.t().to(dtype).contiguous(), None if bias is None else bias.to(dtype)
+    return inputs.to(dtype), weight.t().to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _taps(inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
-    length = inputs.shape[1] - len(taps) + 1
-    y = inputs[:, :length] * taps[0]
-    for j in range(1, len(taps)):
-        y.addcmul_(inputs[:, j : j + length], taps[j])
+def _taps(x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+    taps = taps.contiguous()
+    y = x * taps[-1]
+    for shift in range(1, min(len(taps), x.shape[1])):
+        y[:, shift:].addcmul_(x[:, : x.shape[1] - shift], taps[-1 - shift])
     return y if bias is None else y.add_(bias)
+
+
+def _zeros(x: Tensor, weight: Tensor, bounds: list[int] | None) -> Tensor:
+    """The state before the first token: [B,D,W-1], packed [N,D,W-1]."""
+    return x.new_zeros(len(x) if bounds is None else len(bounds) - 1, x.shape[2], weight.shape[1] - 1)
 
 
 def _lengths(bounds: list[int]) -> list[int]:
