@@ -25,6 +25,7 @@ from torch import Tensor
 from zoo.ops._chunks import Chunks, Span, empty_like, longest, once_in_full_precision
 
 SIZE = 32  # tokens of a chunk; 16 to 64 take the same time, and fewer keep more states
+SPANS = 8  # computed as one: a step on all sequences at once is worth more than the cache
 
 
 def scan(
@@ -102,8 +103,8 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, log_decay, bonus, scale, initial_state, bounds):
         shape = v.shape[2], k.shape[3]
-        # All heads of a token lie in one row.
-        chunks = Chunks(v.mT, bounds, min(SIZE, longest(v, bounds)), 1, shape[0] * shape[1])
+        # All heads of a token lie in one row; a span is long enough for one operation a token on all sequences.
+        chunks = Chunks(v.mT, bounds, min(SIZE, longest(v, bounds)), 1, -(-shape[0] * shape[1] // SPANS))
         state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
         out, slots = empty_like(v), _new_slots(chunks, v, k)
         for span in chunks.spans:
