@@ -138,7 +138,7 @@ def test_show_says_what_would_run(usable: None, capsys: pytest.CaptureFixture[st
     assert main(["show", "qwen3_next/tiny", "--device", "cuda"]) == 0
     out = capsys.readouterr().out
     assert "delta_rule=fla" in out
-    assert "not fla" not in out
+    assert "not fla:" not in out
 
 
 # --- calls that it does not take ---

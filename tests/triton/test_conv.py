@@ -30,6 +30,14 @@ def run(x: dict[str, Any], **how: Any) -> dict[str, Tensor]:
     return {"y": y.detach(), "state": state.detach(), **grads}
 
 
+def test_without_a_state(calls: list[str]) -> None:
+    x = inputs(2, 9, 2, True) | {"initial_state": None}
+    hold(run(x), run(x, backend="reference"), tolerance, calls)
+    x = inputs(1, BOUNDS[-1], 4, True) | {"initial_state": None}
+    how = {"cu_seqlens": torch.tensor(BOUNDS)}
+    hold(run(x, **how), run(x, **how, backend="reference"), tolerance, calls)
+
+
 def inputs(batch: int, length: int, states: int, bias: bool) -> dict[str, Any]:
     return {
         "x": torch.randn(batch, length, 20),

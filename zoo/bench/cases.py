@@ -138,6 +138,11 @@ def _conv(s: Mapping[str, int]) -> Inputs:
     return {"x": torch.randn(s["B"], s["T"], s["D"]), "weight": torch.randn(s["D"], s["W"])}
 
 
+def _norm(s: Mapping[str, int]) -> Inputs:
+    shape = s["B"], s["T"], s["D"]
+    return {"x": torch.randn(shape), "z": torch.randn(shape), "weight": torch.randn(s["D"])}
+
+
 def _experts(s: Mapping[str, int]) -> Inputs:
     scores = torch.rand(s["N"], s["E"])
     return {
@@ -247,6 +252,8 @@ def _attention_cases(size: Size) -> Iterator[Case]:
 def _other_cases(size: Size) -> Iterator[Case]:
     conv = size(B=2, T=2048, D=1024, W=4)
     yield Case("short_conv", "SiLU", conv, _conv, _silu_conv, (("torch conv1d",),))
+    norm = size(B=2, T=2048, D=1024)
+    yield Case("gated_norm", "SiLU", norm, _norm, _silu_norm, (("torch rms_norm and silu",),))
     mixture = {**size(N=2048), "D": 256, "E": 64, "k": 4, "I": 128}
     implementations = "transformers eager experts", "transformers grouped_mm experts"
     yield Case("experts", "SwiGLU", mixture, _experts, _swiglu_experts, (implementations,))
@@ -270,6 +277,10 @@ def all_growths(shrink: int = 1) -> list[Growth]:
 
 def _silu_conv(x: Tensor, weight: Tensor) -> Any:
     return ops.short_conv(x, weight, activation="silu")
+
+
+def _silu_norm(x: Tensor, z: Tensor, weight: Tensor) -> Any:
+    return ops.gated_norm(x, z, weight, activation="silu", eps=1e-6)
 
 
 def _swiglu_experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Any:

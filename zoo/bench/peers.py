@@ -227,6 +227,13 @@ def _sdpa_sink_mask() -> Run:
     return run
 
 
+def _norm_and_silu() -> Run:
+    def run(x: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return (F.rms_norm(x, weight.shape, weight, 1e-6) * F.silu(z),)
+
+    return run
+
+
 def _conv1d() -> Run:
     def run(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         y = F.conv1d(x.transpose(1, 2), weight.unsqueeze(1), padding=weight.shape[1] - 1, groups=len(weight))
@@ -356,6 +363,7 @@ PEERS: Mapping[str, Peer] = {
     "SDPA with a sink key": _torch(_sdpa_sink_key),
     "SDPA with a sink in the mask": _torch(_sdpa_sink_mask),
     "torch conv1d": _torch(_conv1d),
+    "torch rms_norm and silu": _torch(_norm_and_silu),
     "fla chunk_gated_delta_rule": _kernel(_fla_delta("gated_delta_rule", "chunk_gated_delta_rule")),
     "fla fused_recurrent_gated_delta_rule": _kernel(_fla_delta("gated_delta_rule", "fused_recurrent_gated_delta_rule")),
     "fla chunk_kda": _kernel(_fla_delta("kda", "chunk_kda")),

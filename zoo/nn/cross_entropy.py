@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.nn.written import derived
-from zoo.ops import full_precision
+from zoo.ops import device_kind, full_precision
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor]:
@@ -20,8 +20,8 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | 
     """
     seen = targets != -100
     hidden, targets = hidden[seen], targets[seen]
-    if torch.is_autocast_enabled(hidden.device.type):
-        lower = torch.get_autocast_dtype(hidden.device.type)
+    if torch.is_autocast_enabled(kind := device_kind(hidden)):
+        lower = torch.get_autocast_dtype(kind)
         hidden, weight = hidden.to(lower), weight.to(lower)
     rows = max(1, (chunk or max(2**22, 64 * len(weight))) // len(weight))
     with full_precision(hidden):
@@ -60,7 +60,7 @@ class _CrossEntropy(torch.autograd.Function):
             if d_hidden is not None:
                 torch.mm(error, weight, out=d_hidden[start : start + rows])
             if d_weight is not None and wide == hidden.dtype:
-                d_weight.addmm_(error.t(), some)
+                torch.addmm(d_weight, error.t(), some, out=d_weight)
             elif d_weight is not None:
                 d_weight += error.t() @ some
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.written import derived
+from zoo.ops import device_kind
 from zoo.shapes import NormConfig
 
 
@@ -77,7 +78,7 @@ class LayerNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · w over the last axis: x [..., width], w [width], or with further axes of x before it.
     Float32 or better inside, rounded once to x's dtype."""
-    if x.is_cpu:
+    if device_kind(x) == "cpu":
         return _scaled(x, weight, eps, x.shape[-1])
     if weight.ndim == 1:  # elsewhere torch has this in one kernel
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)

@@ -3,7 +3,7 @@
 from zoo.ops._attention_blocked import attention_to_first
 from zoo.ops._attention_call import watch_attention
 from zoo.ops._check import check_cu_seqlens
-from zoo.ops._dispatch import BackendRefused, Choice, backend, trace
+from zoo.ops._dispatch import BackendRefused, Choice, backend, device_kind, trace
 from zoo.ops._nsa_blocks import Blocks
 from zoo.ops._precision import full_precision
 from zoo.ops.attention import attention
@@ -28,6 +28,7 @@ __all__ = [
     "check_cu_seqlens",
     "compressed_attention",
     "delta_rule",
+    "device_kind",
     "dplr",
     "experts",
     "full_precision",

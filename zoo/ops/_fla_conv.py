@@ -13,15 +13,28 @@ from zoo.ops import _fla
 
 
 def refuse(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor, bounds: list[int] | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    state: Tensor | None,
+    bounds: list[int] | None,
 ) -> str | None:
     return _fla.refuse(x)
 
 
 def run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor, bounds: list[int] | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    state: Tensor | None,
+    bounds: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """`zoo.ops.short_conv` for checked arguments, with the document boundaries as a list. Differentiable once."""
+    if state is None:
+        documents = len(x) if bounds is None else len(bounds) - 1
+        state = x.new_zeros(documents, x.shape[2], weight.shape[1] - 1)
     if x.is_meta:
         return torch.empty_like(x), torch.empty_like(state)
     from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
