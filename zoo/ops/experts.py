@@ -4,8 +4,8 @@ y_n = sum_j weights[n, j] · E_e(x_n), e = chosen[n, j];   E_e(x) = W_down,e com
 
 All tokens go to all of their experts: none is dropped, whatever the load. `reference` asks every expert about every
 token. The others sort the pairs of token and expert by expert: `loop` multiplies each used expert's rows in turn,
-`grouped` all of them in one call of torch's grouped product, and `batched` in a batched product over rows filled up to
-the busiest expert's, which shares them out over the threads of a CPU.
+`grouped` all of them in one call of torch's grouped product, and `batched` as many experts at a time as a CPU has
+threads, in a batched product over rows filled up to the busiest of them.
 """
 
 from __future__ import annotations
