@@ -47,7 +47,7 @@ def _formula(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class _SiluTimes(torch.autograd.Function):
-    """y = silu(gate) · up. Keeps gate and up, and computes silu(gate) again: a CPU does so faster than it fetches it."""
+    """y = silu(gate) · up. Keeps gate and up, and computes silu(gate) again, as fast as it would be fetched."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:

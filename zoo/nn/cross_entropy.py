@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.nn.linear import linear
 from zoo.nn.written import derived
 from zoo.ops import full_precision
 
@@ -55,7 +56,7 @@ class _CrossEntropy(torch.autograd.Function):
         minus_one = total.new_full((1, 1), -1)
         for start in range(0, len(targets), rows):
             some, at = hidden[start : start + rows], targets[start : start + rows, None]
-            logits = F.linear(some, weight).to(wide)
+            logits = linear(some, weight).to(wide)
             total += (logits.amax(-1, keepdim=True) - logits.gather(1, at)).sum()
             error = torch.softmax(logits, -1, out=logits)
             total -= error.amax(-1).log_().sum()
@@ -63,7 +64,7 @@ class _CrossEntropy(torch.autograd.Function):
                 continue
             error = error.scatter_add_(1, at, minus_one.expand_as(at)).to(hidden.dtype)
             if d_hidden is not None:
-                torch.mm(error, weight, out=d_hidden[start : start + rows])
+                d_hidden[start : start + rows] = linear(error, weight.t())
             if d_weight is not None and wide == hidden.dtype:
                 d_weight.addmm_(error.t(), some)
             elif d_weight is not None:
