@@ -11,6 +11,7 @@ from torch import Tensor
 from zoo.nn.linear import linear
 from zoo.nn.written import derived
 from zoo.ops import full_precision
+from zoo.ops._dispatch import device_kind
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor]:
@@ -21,8 +22,8 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | 
     """
     seen = targets != -100
     hidden, targets = hidden[seen], targets[seen]
-    if torch.is_autocast_enabled(hidden.device.type):
-        lower = torch.get_autocast_dtype(hidden.device.type)
+    if torch.is_autocast_enabled(device := device_kind(hidden)):
+        lower = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(lower), weight.to(lower)
     rows = max(1, (chunk or max(2**22, 64 * len(weight))) // len(weight))
     with full_precision(hidden):
