@@ -35,6 +35,15 @@ def test_swiglu() -> None:
     assert gate.shape == (64, 24), "8/3 · 24"
 
 
+@pytest.mark.parametrize("limit", [None, 0.7])
+def test_gradients_of_swiglu(limit: float | None) -> None:
+    """Of its written backward against finite differences, and of these gradients."""
+    ffn = FFNS.get("swiglu")(LayerContext(24), limit=limit)
+    gate, up = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(ffn.combine, (gate, up))
+    assert torch.autograd.gradgradcheck(ffn.combine, (gate, up))
+
+
 def test_rwkv7_channel_mix() -> None:
     """Token by token; and its start in layer 1 of 4."""
     ffn = FFNS.get("rwkv7_channel_mix")(LayerContext(24, layer=1, n_layers=4))

@@ -283,6 +283,25 @@ def test_the_chosen_size_of_blocks():
         compare(inputs(400, width=4, **shape), got_with="blocked", window=70, **SINK)
 
 
+@pytest.mark.parametrize("form", [{}, SINK, {"window": 300}], ids=str)
+def test_training_at_the_length_of_one_block_of_keys_of_the_kernel(form, monkeypatch):
+    """There torch's kernel computes the whole square, so it is not asked; at other lengths and without gradients it
+    is."""
+    asked = []
+    run = _attention_blocked.run
+    monkeypatch.setattr(_attention_blocked, "run", lambda *args: asked.append(1) or run(*args))
+    form = form | {"sink": torch.randn(4)} if "sink" in form else form
+    compare(inputs(300, batch=1, width=8), got_with="sdpa", **form)
+    assert asked
+    asked.clear()
+    ins = inputs(300, batch=1, width=8)
+    with torch.no_grad():
+        attention(*ins, backend="sdpa", **form)
+    attention(*(x[:, :256] for x in ins), backend="sdpa", **form)
+    attention(ins[0][:, :200], *ins[1:], backend="sdpa", **form)
+    assert not asked
+
+
 class Largest(TorchDispatchMode):
     """The size of the largest tensor that anything makes."""
 

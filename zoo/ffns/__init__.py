@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from zoo.cache import LayerCache
+from zoo.nn import Linear
 from zoo.registry import FFNS
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext
@@ -57,9 +58,9 @@ class GLU(FFN):
         if width < 1:
             raise ValueError(f"width: expected at least 1, found {width}")
         self.width = width
-        self.gate_proj = nn.Linear(context.d_model, width, bias=bias)
-        self.up_proj = nn.Linear(context.d_model, width, bias=bias)
-        self.down_proj = nn.Linear(width, context.d_model, bias=bias)
+        self.gate_proj = Linear(context.d_model, width, bias=bias)
+        self.up_proj = Linear(context.d_model, width, bias=bias)
+        self.down_proj = Linear(width, context.d_model, bias=bias)
 
     @abstractmethod
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.decode import Size
 from zoo.ffns import GLU, register
+from zoo.nn.written import derived
 from zoo.shapes import LayerContext
 
 
@@ -34,4 +38,27 @@ class SwiGLU(GLU):
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return F.silu(gate) * up
+        y: Tensor = _SiluTimes.apply(gate, up) if torch.is_grad_enabled() else _formula(gate, up)
+        return y
+
+
+def _formula(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+class _SiluTimes(torch.autograd.Function):
+    """y = silu(gate) · up. Keeps gate and up, and computes silu(gate) again, as fast as it would be fetched."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return derived(_formula, (gate, up), ctx.needs_input_grad, grad)
+        d_silu = grad * up
+        d_gate = torch.ops.aten.silu_backward.grad_input(d_silu, gate, grad_input=d_silu)
+        return d_gate, F.silu(gate).mul_(grad)

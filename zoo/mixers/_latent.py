@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm
-from zoo.nn import RMSNorm, Rope, rotate
+from zoo.nn import Linear, RMSNorm, Rope, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -63,15 +63,15 @@ class LatentMixer(Mixer):
         d_q = n_heads * (qk_nope_head_dim + qk_rope_head_dim)
         self.q_lora_rank = q_lora_rank
         if q_lora_rank is None:
-            self.q_proj = nn.Linear(context.d_model, d_q, bias=False)
+            self.q_proj = Linear(context.d_model, d_q, bias=False)
         else:
-            self.q_a_proj = nn.Linear(context.d_model, q_lora_rank, bias=False)
+            self.q_a_proj = Linear(context.d_model, q_lora_rank, bias=False)
             self.q_a_norm = RMSNorm(q_lora_rank, self.norm)
-            self.q_b_proj = nn.Linear(q_lora_rank, d_q, bias=False)
-        self.kv_a_proj = nn.Linear(context.d_model, kv_lora_rank + qk_rope_head_dim, bias=False)
+            self.q_b_proj = Linear(q_lora_rank, d_q, bias=False)
+        self.kv_a_proj = Linear(context.d_model, kv_lora_rank + qk_rope_head_dim, bias=False)
         self.kv_a_norm = RMSNorm(kv_lora_rank, self.norm)
-        self.kv_b_proj = nn.Linear(kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False)
-        self.o_proj = nn.Linear(n_heads * v_head_dim, context.d_model, bias=False)
+        self.kv_b_proj = Linear(kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False)
+        self.o_proj = Linear(n_heads * v_head_dim, context.d_model, bias=False)
         self.fill(
             gates,
             {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._mixer import Mixer
-from zoo.nn import ShortConv, Start, convolve
+from zoo.nn import Linear, ShortConv, Start, convolve
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -172,6 +172,6 @@ def written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> tuple[Tenso
     return q, (beta * k).to(k.dtype), v
 
 
-def linear(d_in: int, d_out: int) -> nn.Linear:
+def linear(d_in: int, d_out: int) -> Linear:
     """A projection; none in this family has a bias."""
-    return nn.Linear(d_in, d_out, bias=False)
+    return Linear(d_in, d_out, bias=False)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads, register
-from zoo.nn import RMSNorm, Rope, Sinks, rotate
+from zoo.nn import Linear, RMSNorm, Rope, Sinks, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -76,15 +76,15 @@ class Attention(Mixer):
         self.rope, self.window = rope, window
         self.rope_width = rope.width(head_dim) if rope else 0
         d_q, d_kv = n_heads * head_dim, n_kv_heads * head_dim
-        self.q_proj = nn.Linear(context.d_model, d_q, bias=bias)
-        self.k_proj = nn.Linear(context.d_model, d_kv, bias=bias)
-        self.v_proj = nn.Linear(context.d_model, d_kv, bias=bias)
-        self.o_proj = nn.Linear(d_q, context.d_model, bias=out_bias)
+        self.q_proj = Linear(context.d_model, d_q, bias=bias)
+        self.k_proj = Linear(context.d_model, d_kv, bias=bias)
+        self.v_proj = Linear(context.d_model, d_kv, bias=bias)
+        self.o_proj = Linear(d_q, context.d_model, bias=out_bias)
         self.normalizer, self.softcap = normalizer, softcap
         self.sinks = Sinks(n_heads) if normalizer == "learned_sink" else None
         self.out_map = out_map
         if out_map == "add_linear":
-            self.shortcut_proj = nn.Linear(context.d_model, d_q, bias=False)
+            self.shortcut_proj = Linear(context.d_model, d_q, bias=False)
         self.qk_norm = qk_norm
         if qk_norm != "none":
             per_head = qk_norm == "head"

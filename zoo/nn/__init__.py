@@ -1,7 +1,7 @@
 """Small layers that mixers, gates and FFNs are made of."""
 
 from zoo.nn.grouped_linear import GroupedLinear
-from zoo.nn.linear import LowRank, Rank, is_projection, projection
+from zoo.nn.linear import Linear, LowRank, Rank, is_projection, projection
 from zoo.nn.norm import LayerNorm, RMSNorm, l2norm, make_norm
 from zoo.nn.rope import Rope, Yarn, rotate
 from zoo.nn.short_conv import ShortConv, convolve
@@ -12,6 +12,7 @@ __all__ = [
     "DynamicTokenShift",
     "GroupedLinear",
     "LayerNorm",
+    "Linear",
     "LowRank",
     "RMSNorm",
     "Rank",

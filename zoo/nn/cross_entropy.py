@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.nn.linear import linear
 from zoo.nn.written import derived
 from zoo.ops import device_kind, full_precision
 
@@ -41,6 +42,9 @@ class _CrossEntropy(torch.autograd.Function):
     But for the factor dL both are known as soon as the logits are, so the forward computes them, `rows` at a time, and
     no logit is computed twice; dW is summed in float32 or better. torch's linear_cross_entropy does the same, but
     rounds the loss of bfloat16 inputs to bfloat16. With float16 what is below 6e-8 in e is lost.
+
+    p, which the gradients want, overwrites the logits z. -log p[target] = max z - log max p - z[target] loses nothing
+    where p[target] is too small for its dtype, since max p is 1/V at least.
     """
 
     @staticmethod
@@ -52,13 +56,15 @@ class _CrossEntropy(torch.autograd.Function):
         minus_one = total.new_full((1, 1), -1)
         for start in range(0, len(targets), rows):
             some, at = hidden[start : start + rows], targets[start : start + rows, None]
-            error = torch.log_softmax(F.linear(some, weight), -1, dtype=wide)
-            total -= error.gather(1, at).sum()
+            logits = linear(some, weight).to(wide)
+            total += (logits.amax(-1, keepdim=True) - logits.gather(1, at)).sum()
+            error = torch.softmax(logits, -1, out=logits)
+            total -= error.amax(-1).log_().sum()
             if d_hidden is None and d_weight is None:
                 continue
-            error = error.exp_().scatter_add_(1, at, minus_one.expand_as(at)).to(hidden.dtype)
+            error = error.scatter_add_(1, at, minus_one.expand_as(at)).to(hidden.dtype)
             if d_hidden is not None:
-                torch.mm(error, weight, out=d_hidden[start : start + rows])
+                d_hidden[start : start + rows] = linear(error, weight.t())
             if d_weight is not None and wide == hidden.dtype:
                 torch.addmm(d_weight, error.t(), some, out=d_weight)
             elif d_weight is not None:

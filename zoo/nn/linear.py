@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.nn.written import derived
+
+LARGE = 2**24
+"""Multiply-adds from which on oneDNN takes less time on a CPU than MKL, which torch calls for float32: on AMD's cores
+seven eighths, both near their peak."""
 Rank = int | Literal["full", "head_dim"]
 """How a projection is factored: not at all, through the head width (Kimi's choice), or through a width of one's own."""
 
@@ -16,13 +23,67 @@ def is_projection(module: nn.Module, name: str) -> bool:
     return (isinstance(module, nn.Linear) and name == "weight") or name in getattr(module, "projections", ())
 
 
+class Linear(nn.Linear):
+    """y = W x (+ b): an nn.Linear in all but the library that multiplies. x [..., d_in] -> [..., d_out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight) if self.bias is None else super().forward(x)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T, x [..., d_in], weight [d_out, d_in] -> [..., d_out]: F.linear, by oneDNN where that is faster."""
+    if not _is_better_by_onednn(x, weight):
+        return F.linear(x, weight)
+    y: Tensor = _Linear.apply(x, weight) if torch.is_grad_enabled() else _by_onednn(x, weight)
+    return y
+
+
+def _by_onednn(x: Tensor, weight: Tensor) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return y
+
+
+def _is_better_by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Of plain tensors only: for sharded ones, and for those that a compiler follows, torch has its own ways."""
+    rows, narrowest = x.shape[:-1].numel(), min(weight.shape)
+    return (
+        rows * weight.numel() >= LARGE
+        and min(rows, narrowest) >= 64
+        and x.is_cpu
+        and x.dtype == weight.dtype == torch.float32
+        and type(x) is Tensor
+        and type(weight) in (Tensor, nn.Parameter)
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not a public name of torch's: it may go
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T by oneDNN:  dx = dy W  by oneDNN too,  dW = dy^T x  by MKL, which is as fast at that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _by_onednn(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return derived(F.linear, (x, weight), ctx.needs_input_grad, grad)
+        d_x = _by_onednn(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        d_weight = grad.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return d_x, d_weight
+
+
 class LowRank(nn.Module):
     """y = B (A x), A [rank, d_in], B [d_out, rank]; no non-linearity between. x [..., d_in] -> [..., d_out]."""
 
     def __init__(self, d_in: int, d_out: int, rank: int, *, bias: bool = False):
         super().__init__()
-        self.a = nn.Linear(d_in, rank, bias=False)
-        self.b = nn.Linear(rank, d_out, bias=bias)
+        self.a = Linear(d_in, rank, bias=False)
+        self.b = Linear(rank, d_out, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x))
@@ -31,7 +92,7 @@ class LowRank(nn.Module):
 def projection(d_in: int, d_out: int, rank: Rank, head_dim: int, *, bias: bool = False) -> nn.Module:
     """A linear map d_in -> d_out of the given rank. ValueError for a rank below 1."""
     if rank == "full":
-        return nn.Linear(d_in, d_out, bias=bias)
+        return Linear(d_in, d_out, bias=bias)
     width = head_dim if rank == "head_dim" else rank
     if width < 1:
         raise ValueError(f"rank: expected at least 1, found {width}")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.written import derived
-from zoo.ops import device_kind
+from zoo.ops import device_kind, full_precision
 from zoo.shapes import NormConfig
 
 
@@ -134,15 +134,20 @@ class _Scaled(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         if torch.is_grad_enabled():
             return derived(_formula, (x, weight, ctx.eps, ctx.n), ctx.needs_input_grad, grad)
-        grad, unit, d_weight = _wide(grad), _wide(x) * inverse, None
-        product = grad * unit
-        if weight is not None:
-            if ctx.needs_input_grad[1]:
-                d_weight = product.sum_to_size(weight.shape).to(weight.dtype)
-            product.mul_(weight)
-        along = product.sum(-1, keepdim=True).div_(-ctx.n)
-        d_unit = grad if weight is None else torch.mul(grad, weight, out=product)
-        return torch.addcmul(d_unit, unit, along).mul_(inverse).to(x.dtype), d_weight, None, None
+        grad, wide, d_weight = _wide(grad), _wide(x), None
+        product = grad * wide
+        if weight is None:
+            d_unit, along = grad, product.sum(-1, keepdim=True)
+        else:
+            shape, w = weight.shape, weight.to(grad.dtype)
+            rows = product.reshape(-1, *shape)  # the sums are products with these, which take no pass of their own
+            with full_precision(grad):
+                along = torch.einsum("n...w,...w->n...", rows, w).view_as(inverse)
+                if ctx.needs_input_grad[1]:
+                    d_weight = torch.einsum("n...w,n...->...w", rows, inverse.view(-1, *shape[:-1])).to(weight.dtype)
+            d_unit = torch.mul(grad, w, out=product)
+        along = along * inverse.square() / -ctx.n
+        return torch.addcmul(d_unit, wide, along, out=product).mul_(inverse).to(x.dtype), d_weight, None, None
 
 
 def make_norm(width: int, config: NormConfig) -> RMSNorm | LayerNorm:

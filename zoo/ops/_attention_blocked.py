@@ -15,10 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zoo.ops._attention_call import Options, by_document
+from zoo.ops._decay import OCTAVES
 
-SCORES = 1 << 20
-"""Scores that are held at a time, as far as blocks of ROWS[0] queries allow: 4 MB stay in a CPU's cache."""
+SCORES = 1 << 18
+"""Scores that are held at a time, as far as blocks of ROWS[0] queries allow: 1 MB stays in a CPU's cache."""
 ROWS = (16, 256)
+FULL = 64
+"""Queries from which on products are at full speed: rather than with fewer, a block is of some of the sequences."""
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
@@ -44,18 +47,19 @@ def _to_first(q: Tensor, k: Tensor, sink: Tensor | None, options: Options) -> Te
     call = _Folded(q, k, sink, options)
     out = call.q.new_zeros(*call.q.shape[:-1], 2)
     for block in call.blocks():
-        p = call.probabilities(call.scores(block), block)[0]
+        weights, total, _ = call.weights(block)
         if block.keys.start == 0:
-            out[..., block.rows, 0] = p[..., 0]
-        out[..., block.rows, 1] = p.sum(-1)
+            out[block.lanes, block.rows, :1] = weights[..., :1] / total
+        out[block.lanes, block.rows, 1:] = weights.sum(-1, keepdim=True) / total
     return call.unfold(out)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries `rows` and the keys that any of them sees. `hidden` [rows, keys of `at`] says which of the keys from `at`
-    on a query does not see; `seen` [rows,1] how many it sees."""
+    """Rows of folded queries in some lanes, and the keys that any sees. `hidden` [rows, keys of `at`] says which
+    of the keys from `at` on a query does not see; `seen` [rows,1] how many it sees."""
 
+    lanes: slice
     rows: slice
     keys: slice
     at: int
@@ -64,38 +68,56 @@ class _Block:
 
 
 class _Folded:
-    """q as [B,HK,G,T,K], scaled, and k as [B,HK,S,K], in the dtype of the arithmetic: the G heads of a group share a
-    key head."""
+    """q as [B·HK,T·G,K] and k as [B·HK,S,K], in the dtype of the arithmetic: a lane a key head, whose products have the
+    G heads of its group as rows.
+
+    What is raised in a softmax, scores, sinks and the log of the sum, is in octaves, log2(e) times itself; so it is
+    scaled with q, or behind a softcap.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, sink: Tensor | None, options: Options, dtype: torch.dtype | None = None):
         self.dtype = torch.promote_types(q.dtype, torch.float32) if dtype is None else dtype
+        self.batch, self.queries, heads = q.shape[:3]
         self.heads_k, self.options = k.shape[2], options
-        self.group = q.shape[2] // self.heads_k
-        self.q = self.fold(q) * options.scale
+        self.group = heads // self.heads_k
+        self.unit = 1.0 if options.normalizer == "sigmoid" else OCTAVES
+        self.scale = options.scale * (self.unit if options.softcap is None else 1.0)
+        self.q = self.fold(q) * self.scale
         self.k = self.fold_keys(k)
-        self.sink = None if sink is None else sink.to(self.dtype).view(self.heads_k, self.group, 1, 1)
+        self.sink: Tensor | None = None
+        if sink is not None:
+            sink = sink.to(self.dtype) * self.unit
+            self.sink = self.fold(sink[:, None].expand(self.batch, self.queries, heads, 1))
 
     def fold(self, x: Tensor) -> Tensor:
-        """[B,T,H,E] -> [B,HK,G,T,E]"""
-        return x.to(self.dtype).unflatten(2, (self.heads_k, self.group)).permute(0, 2, 3, 1, 4).contiguous()
+        """[B,T,H,E] -> [B·HK,T·G,E]"""
+        x = x.to(self.dtype).unflatten(2, (self.heads_k, self.group)).transpose(1, 2)
+        return x.reshape(-1, self.queries * self.group, x.shape[-1]).contiguous()
 
     def unfold(self, x: Tensor) -> Tensor:
-        """[B,HK,G,T,E] -> [B,T,H,E]"""
-        return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
+        """[B·HK,T·G,E] -> [B,T,H,E]"""
+        return x.view(self.batch, self.heads_k, self.queries, self.group, -1).transpose(1, 2).flatten(2, 3)
 
     def fold_keys(self, x: Tensor) -> Tensor:
-        """[B,S,HK,E] -> [B,HK,S,E]"""
-        return x.to(self.dtype).transpose(1, 2).contiguous()
+        """[B,S,HK,E] -> [B·HK,S,E]"""
+        return x.to(self.dtype).transpose(1, 2).flatten(0, 1).contiguous()
+
+    def unfold_keys(self, x: Tensor) -> Tensor:
+        """[B·HK,S,E] -> [B,S,HK,E]"""
+        return x.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
     def blocks(self) -> Iterator[_Block]:
-        queries, keys = self.q.shape[3], self.k.shape[2]
+        queries, keys = self.queries, self.k.shape[1]
         causal, window, device = self.options.causal, self.options.window, self.q.device
         reach = keys if window is None else min(keys, 2 * window)
-        rows = SCORES // max(1, self.q.shape[:3].numel() * reach)
+        width = max(1, self.group * reach)
+        at_once = min(len(self.q), max(1, SCORES // (FULL * width)))
+        rows = SCORES // max(1, at_once * width)
         rows = min(queries, max(ROWS[0], min(ROWS[1], rows)))
         for start in range(0, queries, rows):
             end = min(start + rows, queries)
-            last = torch.arange(start, end, device=device)[:, None] + (keys - queries)
+            places = torch.arange(start, end, device=device).repeat_interleave(self.group)
+            last = places[:, None] + (keys - queries)
             low = 0 if window is None else max(0, start + keys - queries - window + 1)
             high = end + keys - queries if causal else keys
             # without a window only the keys of the block's own length can be hidden
@@ -106,38 +128,38 @@ class _Folded:
             if window is not None:
                 hidden |= places <= last - window
                 seen = seen.clamp_max(window)
-            yield _Block(slice(start, end), slice(low, high), at - low, hidden, seen)
+            rows_keys = slice(start * self.group, end * self.group), slice(low, high)
+            for lane in range(0, len(self.q), at_once):
+                yield _Block(slice(lane, lane + at_once), *rows_keys, at - low, hidden, seen)
 
     def scores(self, block: _Block) -> Tensor:
-        """[B,HK,G,rows,keys], capped; those of hidden keys too."""
-        score = self.product(self.q[..., block.rows, :], self.k[:, :, block.keys].mT)
+        """[lanes,rows,keys], capped; those of hidden keys too."""
+        score = torch.bmm(self.q[block.lanes, block.rows], self.k[block.lanes, block.keys].mT)
         softcap = self.options.softcap
-        return score if softcap is None else score.div_(softcap).tanh_().mul_(softcap)
+        return score if softcap is None else score.div_(softcap).tanh_().mul_(softcap * self.unit)
 
-    def product(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """rows [B,HK,G,T,E] times columns [B,HK,E,S]"""
-        return torch.matmul(rows.flatten(2, 3), columns).unflatten(2, rows.shape[2:4])
-
-    def probabilities(self, score: Tensor, block: _Block) -> tuple[Tensor, Tensor]:
-        """p in the place of the scores, and the log of the softmax's sum [B,HK,G,rows,1] (empty for sigmoids)."""
+    def weights(self, block: _Block) -> tuple[Tensor, Tensor, Tensor]:
+        """w, their sum and its log [lanes,rows,1], where p = w / sum. Of sigmoids, which are p, the sum counts as 1."""
+        score = self.scores(block)
         if self.options.normalizer == "sigmoid":
-            return self.again(score, block, score[..., :0]), score[..., :0]
+            one = score.new_ones(1, 1, 1).expand(*score.shape[:2], 1)
+            return self.again(score, block, one), one, one
         self.hide(score, block, -torch.inf)
         most = score.amax(-1, keepdim=True)
         if self.sink is not None:
-            most = torch.maximum(most, self.sink)
-        p = score.sub_(most).exp_()
-        total = p.sum(-1, keepdim=True)
+            most = torch.maximum(most, self.sink[block.lanes, block.rows])
+        weights = score.sub_(most).exp2_()
+        total = weights.sum(-1, keepdim=True)
         if self.sink is not None:
-            total = total + (self.sink - most).exp_()
-        return p.div_(total), most + total.log()
+            total += (self.sink[block.lanes, block.rows] - most).exp2_()
+        return weights, total, most + total.log2()
 
-    def again(self, score: Tensor, block: _Block, total: Tensor) -> Tensor:
+    def again(self, score: Tensor, block: _Block, log_total: Tensor) -> Tensor:
         """p in the place of the scores, by the log of the sum that is known."""
         if self.options.normalizer == "sigmoid":
             p = score.sub_(block.seen.to(score.dtype).log()).sigmoid_()
         else:
-            p = score.sub_(total).exp_()
+            p = score.sub_(log_total).exp2_()
         return self.hide(p, block, 0.0)
 
     def hide(self, x: Tensor, block: _Block, value: float) -> Tensor:
@@ -158,47 +180,42 @@ class _Attention(torch.autograd.Function):
         call = _Folded(q, k, sink, options, torch.promote_types(v.dtype, torch.float32))
         values = call.fold_keys(v)
         o = call.q.new_empty(*call.q.shape[:-1], v.shape[-1])
-        totals = []
+        log_totals = call.q.new_empty(*call.q.shape[:-1], 1)
         for block in call.blocks():
-            p, total = call.probabilities(call.scores(block), block)
-            o[..., block.rows, :] = call.product(p, values[:, :, block.keys])
-            totals.append(total)
-        ctx.save_for_backward(q, k, v, sink, o, torch.cat(totals, dim=3))
+            weights, total, log_totals[block.lanes, block.rows] = call.weights(block)
+            o[block.lanes, block.rows] = torch.bmm(weights, values[block.lanes, block.keys]).div_(total)
+        ctx.save_for_backward(q, k, v, sink, o, log_totals)
         ctx.options = options
         return call.unfold(o).to(v.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sink, o, totals = ctx.saved_tensors
+        q, k, v, sink, o, log_totals = ctx.saved_tensors
         call = _Folded(q, k, sink, ctx.options, o.dtype)
         values, d_o = call.fold_keys(v), call.fold(grad)
         d_q, d_k, d_v = torch.empty_like(call.q), torch.zeros_like(call.k), torch.zeros_like(values)
         inner = (d_o * o).sum(-1, keepdim=True)
         softcap = ctx.options.softcap
         for block in call.blocks():
-            rows, keys = block.rows, block.keys
+            lanes, rows, keys = block.lanes, block.rows, block.keys
             score = call.scores(block)
-            slope = None if softcap is None else score.div(softcap).square_().neg_().add_(1)
-            p = call.again(score, block, totals[..., rows, :])
-            d_v[:, :, keys] += _summed(p, d_o[..., rows, :])
-            d_p = call.product(d_o[..., rows, :], values[:, :, keys].mT)
+            slope = None if softcap is None else score.div(softcap * call.unit).square_().neg_().add_(1)
+            p = call.again(score, block, log_totals[lanes, rows])
+            d_v[lanes, keys].baddbmm_(p.mT, d_o[lanes, rows])
+            d_p = torch.bmm(d_o[lanes, rows], values[lanes, keys].mT)
             if ctx.options.normalizer == "sigmoid":
                 d_score = d_p.mul_(p).mul_(p.neg_().add_(1))
             else:
-                d_score = d_p.sub_(inner[..., rows, :]).mul_(p)
+                d_score = d_p.sub_(inner[lanes, rows]).mul_(p)
             if slope is not None:
                 d_score = d_score.mul_(slope)
-            d_q[..., rows, :] = call.product(d_score, call.k[:, :, keys])
-            d_k[:, :, keys] += _summed(d_score, call.q[..., rows, :])
+            d_q[lanes, rows] = torch.bmm(d_score, call.k[lanes, keys])
+            d_k[lanes, keys].baddbmm_(d_score.mT, call.q[lanes, rows])
         d_sink = None
         if call.sink is not None and sink is not None and ctx.needs_input_grad[3]:
-            share = (call.sink - totals).exp_().mul_(inner).neg_()
-            d_sink = share.sum((0, 3, 4)).flatten().to(sink.dtype)
+            share = call.unfold((call.sink - log_totals).exp2_().mul_(inner).neg_())
+            d_sink = share.sum((0, 1, 3)).to(sink.dtype)
         d_q = call.unfold(d_q.mul_(ctx.options.scale)).to(q.dtype)
-        return d_q, d_k.transpose(1, 2).to(k.dtype), d_v.transpose(1, 2).to(v.dtype), d_sink, None
-
-
-def _summed(weights: Tensor, rows: Tensor) -> Tensor:
-    """sum over the queries of a group of weights [B,HK,G,T,S] times rows [B,HK,G,T,E]: [B,HK,S,E]"""
-    return torch.matmul(weights.flatten(2, 3).mT, rows.flatten(2, 3))
+        d_k = call.unfold_keys(d_k.mul_(ctx.options.scale / call.scale)).to(k.dtype)
+        return d_q, d_k, call.unfold_keys(d_v).to(v.dtype), d_sink, None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zoo.ops import _attention_blocked
 from zoo.ops._attention_call import Options, by_document
 from zoo.ops._dispatch import device_kind
 
@@ -26,6 +27,8 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
 
 def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     q, k = q.to(v.dtype), k.to(v.dtype)
+    if _is_better_in_blocks(q, k, v, options):
+        return _attention_blocked.run(q, k, v, options)
     document = partial(_windowed, options=options) if options.window is not None else partial(_dense, options=options)
     return by_document(document, options, q, k, v)
 
@@ -97,6 +100,26 @@ def _kernel(
     return o[..., :values].transpose(1, 2)
 
 
+def _is_better_in_blocks(q: Tensor, k: Tensor, v: Tensor, options: Options) -> bool:
+    """Whether training on a CPU takes less time in blocks of queries.
+
+    There torch's kernel meets KEYS keys at a time, also those that none of its queries sees: of a sequence that is no
+    longer it computes the whole square. Short ones are soon done either way.
+    """
+    tokens = q.shape[1]
+    return (
+        device_kind(q) == "cpu"
+        and options.causal
+        and options.bounds is None
+        and KEYS // 2 < tokens <= KEYS
+        and tokens == k.shape[1]
+        and (options.window is None or options.window >= tokens)
+        and torch.is_grad_enabled()
+        and any(x.requires_grad for x in (q, k, v))
+    )
+
+
+KEYS = 512
 WIDE, FEW, SHORT = 128, 64, 1 << 22
 
 

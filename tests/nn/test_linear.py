@@ -1,0 +1,86 @@
+"""Products by oneDNN against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.tolerances import BACKWARD, FORWARD, assert_close
+from zoo.nn import Linear, is_projection
+from zoo.nn import linear as module
+
+SHAPES = [(2, 64), (128,), (1, 70)]
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Small products go to oneDNN, too; how many rows each had."""
+    monkeypatch.setattr(module, "LARGE", 0)
+    rows: list[int] = []
+    once = module._by_onednn
+
+    def counted(x: Tensor, weight: Tensor) -> Tensor:
+        rows.append(x.shape[:-1].numel())
+        return once(x, weight)
+
+    monkeypatch.setattr(module, "_by_onednn", counted)
+    return rows
+
+
+def layer() -> tuple[Linear, nn.Linear]:
+    ours, plain = Linear(65, 96, bias=False), nn.Linear(65, 96, bias=False)
+    plain.load_state_dict(ours.state_dict())
+    return ours, plain
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("crosswise", [False, True])
+def test_outputs_and_gradients(shape: tuple[int, ...], crosswise: bool, always: list[int]) -> None:
+    ours, plain = layer()
+    given, back = torch.randn(*shape, 65), torch.randn(*shape, 96)
+    if crosswise:
+        given, back = given.mT.contiguous().mT, back[..., :1].expand(*shape, 96)
+    xs = [given.clone().requires_grad_(), given.double().requires_grad_()]
+    ys = [ours(xs[0]), plain.double()(xs[1])]
+    assert_close(ys[0], ys[1].float(), FORWARD[torch.float32])
+    ys[0].backward(back)
+    ys[1].backward(back.double())
+    assert len(always) == 2, "the output, and the gradient of x"
+    for got, want in ((xs[0].grad, xs[1].grad), (ours.weight.grad, plain.weight.grad)):
+        assert_close(got, want.float(), BACKWARD[torch.float32])
+
+
+def test_gradients_of_gradients(always: list[int]) -> None:
+    ours, plain = layer()
+    found = []
+    x = torch.randn(64, 65)
+    for weight, product in ((ours.weight, module.linear), (plain.weight, F.linear)):
+        given = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(product(given, weight).square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), (given, weight)))
+    for got, want in zip(*found, strict=True):
+        assert_close(got, want, BACKWARD[torch.float32])
+
+
+def test_what_stays_with_torch(always: list[int]) -> None:
+    """Bit for bit: other dtypes, autocast, few rows, a bias, narrow outputs."""
+    ours, plain = layer()
+    x = torch.randn(64, 65)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(x), plain(x))
+    assert torch.equal(ours(x[:3]), plain(x[:3]))
+    assert torch.equal(ours.bfloat16()(x.bfloat16()), plain.bfloat16()(x.bfloat16()))
+    Linear(65, 96)(x)
+    Linear(65, 3, bias=False)(x)
+    assert not always
+    with torch.no_grad():
+        layer()[0](x)
+    assert always == [64]
+
+
+def test_it_is_a_projection() -> None:
+    """So that it starts, decays and is counted like one."""
+    assert is_projection(Linear(2, 3, bias=False), "weight")
+    assert not is_projection(Linear(2, 3), "bias")
