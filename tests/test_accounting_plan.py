@@ -100,7 +100,7 @@ def test_the_peak_of_a_step_is_the_allocators(name: str) -> None:
     found = peak(meta, held, optimizer_states(adamw(meta)), gpus=1)
     states = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
     before = states + sum(parameter.nbytes for parameter in lm.parameters())
-    assert found.total == pytest.approx(before + most, rel=0.02)
+    assert found.total == pytest.approx(before + most, rel=0.04)  # 0.02 less what oneDNN holds inside a product
     assert found.parts["optimizer"] == states
 
 
@@ -113,9 +113,9 @@ def test_what_is_copied_for_autocast_is_every_matrix() -> None:
 
 def test_longer_sequences_lie_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = zoo.load("qwen3_next/tiny", device="meta", set=["n_layers=4"])
-    exact = activations.activations(lm, 2, 512)
-    monkeypatch.setattr(activations, "LONGEST", 256)
-    line = activations.activations(lm, 2, 512)
+    exact = activations.activations(lm, 1, 2048)
+    monkeypatch.setattr(activations, "LONGEST", 1200)  # and half of it: up to 512 tokens attention runs another way
+    line = activations.activations(lm, 1, 2048)
     for one, other in zip([*exact.layers, exact.tail], [*line.layers, line.tail], strict=True):
         assert vars(one) == pytest.approx(vars(other), rel=0.03)
     assert line.embedding == exact.embedding
