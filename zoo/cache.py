@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.nn import previous_token
+from zoo.nn.joined import Joined
 from zoo.sequence import Layout
 
 
@@ -28,6 +30,7 @@ class LayerCache:
         self.states: dict[str, Tensor] = {}
         self.histories: dict[str, Tensor] = {}
         self._parts: dict[str, LayerCache] = {}
+        self._joined: Joined | None = None
 
     def under(self, name: str) -> LayerCache:
         """The same memory, with `name/` before every name: what one of several mixers in a layer keeps."""
@@ -36,6 +39,16 @@ class LayerCache:
             part.prefix, part._parts = f"{self.prefix}{name}/", {}
             self._parts[name] = part
         return self._parts[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy does not take the weights along."""
+        return {**self.__dict__, "_joined": None}
+
+    def joined(self, part: Any) -> Any:
+        """The mixer or FFN that owns this memory, calling which takes the fewest products; None for None."""
+        if part is not None and (self._joined is None or self._joined.part is not part):
+            self._joined = Joined(part)
+        return self._joined
 
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""
@@ -146,6 +159,7 @@ class Cache:
         self.lengths = [0] * batch_size
         self.max_length = max_length
         self.layers = [LayerCache(batch_size, max_length) for _ in range(n_layers)]
+        self.head = LayerCache(batch_size, max_length)
 
     @property
     def length(self) -> Tensor:
