@@ -75,24 +75,32 @@ class _Product:
     def __init__(self, linears: Sequence[nn.Linear]):
         self.linears = linears
         self.widths = [linear.out_features for linear in linears]
-        self.copied: list[_Parameter] = []
+        self.copied: list[tuple[Any, ...]] = []
         self.x: Tensor | None = None
         self.ys: Sequence[Tensor] = ()
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        if not self.copied or any(parameter.has_changed() for parameter in self.copied):
+        for place, name, parameter, state in self.copied:
+            now = place[name]
+            if now is not parameter or (now is not None and (now.data_ptr(), now._version) != state):
+                self.copied = []
+                break
+        if not self.copied:
             self._copy()
-        y = x @ self.matrix if self.bias is None else x @ self.matrix + self.bias
+        y = F.linear(x, self.matrix, self.bias)
         return (y,) if len(self.widths) == 1 else y.split_with_sizes(self.widths, -1)
 
     def _copy(self) -> None:
-        self.matrix = torch.cat([linear.weight for linear in self.linears]).t().contiguous()
+        self.matrix = torch.cat([linear.weight for linear in self.linears]).t().contiguous().t()
         self.bias: Tensor | None = None
         if any(linear.bias is not None for linear in self.linears):
             zeros = self.matrix.new_zeros(max(self.widths))
             pairs = zip(self.linears, self.widths, strict=True)
             self.bias = torch.cat([zeros[:width] if each.bias is None else each.bias for each, width in pairs])
-        self.copied = [_Parameter(linear, name) for linear in self.linears for name in ("weight", "bias")]
+        for linear in self.linears:
+            for name, parameter in linear._parameters.items():
+                state = None if parameter is None else (parameter.data_ptr(), parameter._version)
+                self.copied.append((linear._parameters, name, parameter, state))
 
 
 class _Share:
@@ -108,19 +116,6 @@ class _Share:
         if len(product.widths) == 1 and x.shape[:-1].numel() <= FEW:
             return product(x)[0]
         return F.linear(x, self.linear.weight, self.linear.bias)
-
-
-class _Parameter:
-    """A parameter of a linear map as it was when it was copied."""
-
-    def __init__(self, linear: nn.Linear, name: str):
-        self.place, self.name = linear._parameters, name
-        self.parameter = linear._parameters[name]
-        self.state = None if self.parameter is None else (self.parameter.data_ptr(), self.parameter._version)
-
-    def has_changed(self) -> bool:
-        now = self.place[self.name]
-        return now is not self.parameter or (now is not None and (now.data_ptr(), now._version) != self.state)
 
 
 def _is_plain(module: nn.Module) -> bool:
