@@ -65,6 +65,16 @@ def test_a_changed_weight_counts_at_once(change):
 
 
 @torch.no_grad()
+def test_what_is_apart_leaves_the_others_as_they_are():
+    part, x = Part(), torch.randn(1, 1, 6)
+    part.b.apart = True
+    joined = Joined(part)
+    torch.testing.assert_close([joined(x), joined(x)], 2 * [usual(part, x)])
+    assert joined.ahead is not None
+    assert joined.ahead.linears == [part.a]
+
+
+@torch.no_grad()
 def test_hooks_run_and_nothing_stays_behind():
     part, x = Part(), torch.randn(1, 1, 6)
     joined = Joined(part)

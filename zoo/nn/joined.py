@@ -16,11 +16,12 @@ SMALL = 2**20  # numbers of a matrix, beyond which its copy would cost more memo
 class Joined:
     """part(x, ...), in which the linear maps that get x itself are one product: [y_1 ... y_n] = x [W_1; ...; W_n]^T.
 
-    Which these are is seen in a first call; the others of the part stay by themselves. Their matrices are copied with a
-    column for each output, which the kernels for few rows read faster. For the time of a call every map hands out what
-    was computed so: all modules run as ever, with their hooks. A copy is made again when a parameter is changed, and
-    kept no longer than what owns this: a cache. Calls that build a graph, have many rows or are being compiled, and
-    large matrices, are left alone.
+    Which these are is seen in a first call; the others of the part stay by themselves, and so do those of a module that
+    is `apart`: a product's rounding depends on its width, and what is apart may come and go without a trace. Matrices
+    are copied with a column for each output, which the kernels for few rows read faster. For the time of a call every
+    map hands out what was computed so: all modules run as ever, with their hooks. A copy is made again when a parameter
+    is changed, and kept no longer than what owns this: a cache. Calls that build a graph, have many rows or are being
+    compiled, and large matrices, are left alone.
     """
 
     def __init__(self, part: nn.Module):
@@ -50,10 +51,11 @@ class Joined:
         """The call, in which it is seen which maps get x, and which something else."""
         reading: list[nn.Linear] = []
         alone: list[nn.Linear] = []
+        apart = {id(inner) for each in self.part.modules() if getattr(each, "apart", False) for inner in each.modules()}
 
         def look(linear: Any, given: tuple[Any, ...]) -> None:
             if linear not in (*reading, *alone) and linear.weight.numel() <= SMALL:
-                (reading if given[0] is x else alone).append(linear)
+                (reading if given[0] is x and id(linear) not in apart else alone).append(linear)
 
         hooks = [linear.register_forward_pre_hook(look) for linear in self.part.modules() if _is_plain(linear)]
         try:
