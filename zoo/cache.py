@@ -11,6 +11,7 @@ import copy
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from torch import Tensor
 from zoo.nn import previous_token
 from zoo.nn.joined import Joined
 from zoo.sequence import Layout
+
+_joined: WeakKeyDictionary[LayerCache, Joined] = WeakKeyDictionary()
+"""Beside the caches and not in them: a copy of a cache takes no weights along, and its size is that of its memory."""
 
 
 class LayerCache:
@@ -30,7 +34,6 @@ class LayerCache:
         self.states: dict[str, Tensor] = {}
         self.histories: dict[str, Tensor] = {}
         self._parts: dict[str, LayerCache] = {}
-        self._joined: Joined | None = None
 
     def under(self, name: str) -> LayerCache:
         """The same memory, with `name/` before every name: what one of several mixers in a layer keeps."""
@@ -40,15 +43,14 @@ class LayerCache:
             self._parts[name] = part
         return self._parts[name]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy does not take the weights along."""
-        return {**self.__dict__, "_joined": None}
-
     def joined(self, part: Any) -> Any:
         """The mixer or FFN that owns this memory, calling which takes the fewest products; None for None."""
-        if part is not None and (self._joined is None or self._joined.part is not part):
-            self._joined = Joined(part)
-        return self._joined
+        if part is None:
+            return None
+        joined = _joined.get(self)
+        if joined is None or joined.part is not part:
+            joined = _joined[self] = Joined(part)
+        return joined
 
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""
