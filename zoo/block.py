@@ -35,11 +35,12 @@ class Block(nn.Module):
             self.ffn_residual: Residual = build(RESIDUALS, getattr(config, name), f"{place}.{name}", context)
 
     def forward(self, stream: Any, layout: Layout, cache: LayerCache | None = None) -> Any:
-        stream = self.mixer_residual(stream, lambda x: self.mixer(x, layout, cache))
-        if self.ffn is None:
-            return stream
-        ffn, own = self.ffn, cache.under("ffn") if cache is not None else None
-        return self.ffn_residual(stream, lambda x: ffn(x, layout, own))
+        mixer, ffn, own = self.mixer, self.ffn, None
+        if cache is not None:
+            own = cache.under("ffn")
+            mixer, ffn = cache.joined(mixer), own.joined(ffn)
+        stream = self.mixer_residual(stream, lambda x: mixer(x, layout, cache))
+        return stream if ffn is None else self.ffn_residual(stream, lambda x: ffn(x, layout, own))
 
 
 def build_streams(config: BlockConfig, context: LayerContext, place: str) -> Streams | None:

@@ -10,12 +10,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from zoo.nn import previous_token
+from zoo.nn.joined import Joined
 from zoo.sequence import Layout
+
+_joined: WeakKeyDictionary[LayerCache, Joined] = WeakKeyDictionary()
+"""Beside the caches and not in them: a copy of a cache takes no weights along, and its size is that of its memory."""
 
 
 class LayerCache:
@@ -36,6 +42,15 @@ class LayerCache:
             part.prefix, part._parts = f"{self.prefix}{name}/", {}
             self._parts[name] = part
         return self._parts[name]
+
+    def joined(self, part: Any) -> Any:
+        """The mixer or FFN that owns this memory, calling which takes the fewest products; None for None."""
+        if part is None:
+            return None
+        joined = _joined.get(self)
+        if joined is None or joined.part is not part:
+            joined = _joined[self] = Joined(part)
+        return joined
 
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""
@@ -146,6 +161,7 @@ class Cache:
         self.lengths = [0] * batch_size
         self.max_length = max_length
         self.layers = [LayerCache(batch_size, max_length) for _ in range(n_layers)]
+        self.head = LayerCache(batch_size, max_length)
 
     @property
     def length(self) -> Tensor:

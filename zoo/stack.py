@@ -101,7 +101,7 @@ class Stack(nn.Module):
                 with _without_graph(self):
                     entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
                     normed = self.norm(hidden)
-                return entry.leave(self.head(normed))
+                return entry.leave(cache.head.joined(self.head)(normed))
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
         return entry.leave(self.head(self.norm(hidden)))
 

@@ -15,6 +15,7 @@ from zoo.check.cases import redraw
 from zoo.nn import LayerNorm, RMSNorm, l2norm
 from zoo.nn.norm import rms_norm
 from zoo.registry import RESIDUALS
+from zoo.shapes import NormConfig
 from zoo.train import parameter_groups
 
 LAYER = {"kind": "layer", "eps": 0.1}
@@ -113,3 +114,19 @@ def test_a_norm_in_bfloat16_is_rounded_once(weighted: torch.dtype) -> None:
         results.append((y, *torch.autograd.grad(y, leaves, grad)))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want.to(got.dtype), rtol=8e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_without_a_graph_a_norm_is_the_formula_too(zero_centered: bool) -> None:
+    """Decoding takes fewer operations on its way there; also of rows of zeros, of huge and of tiny numbers."""
+    for width in (6, 256):
+        x = torch.randn(5, 1, width) * torch.tensor([1.0, 0.0, 1e15, 1e-15, 1e-3])[:, None, None]
+        module = RMSNorm(width, NormConfig(eps=1e-6, zero_centered=zero_centered))
+        torch.nn.init.normal_(module.weight)
+        weight = (module.weight.detach() + zero_centered).double()
+        with torch.no_grad():
+            kept = x.clone()
+            assert_close(module(x).double(), by_formula(x.double(), weight, 1e-6, width), FORWARD[torch.float32])
+            assert_close(rms_norm(x, weight.float(), 1e-6).double(), by_formula(x.double(), weight, 1e-6, width), 1e-5)
+            assert_close(l2norm(x).double(), by_formula(x.double(), None, 1e-6, 1), FORWARD[torch.float32])
+        assert torch.equal(x, kept)

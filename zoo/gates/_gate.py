@@ -26,6 +26,8 @@ class Gate(nn.Module, ABC):
 
     kind: ClassVar[str]
     reads: ClassVar[Literal["input", "decay", "step", "nothing"]] = "input"
+    apart: ClassVar[bool] = True
+    """Its products are its own: a neutral gate leaves the numbers of everything else as they are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.nn.constant import constant
 from zoo.nn.written import derived
 from zoo.ops import device_kind, full_precision
 from zoo.shapes import NormConfig
@@ -35,6 +37,8 @@ class RMSNorm(nn.Module):
         nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.groups == 1 and _is_called_often(x):
+            return _in_few_calls(x, self.weight, self.eps, x.shape[-1], self.zero_centered)
         weight = 1 + self.weight if self.zero_centered else self.weight
         if self.groups == 1:
             return rms_norm(x, weight, self.eps)
@@ -95,7 +99,25 @@ def _scaled(x: Tensor, weight: Tensor | None, eps: float, n: int) -> Tensor:
     if torch.is_grad_enabled():
         y: Tensor = _Scaled.apply(x, weight, eps, n)
         return y
-    return _scale(x, weight, eps, n)[0]
+    return _in_few_calls(x, weight, eps, n) if _is_called_often(x) else _scale(x, weight, eps, n)[0]
+
+
+def _is_called_often(x: Tensor) -> bool:
+    """Whether x is a token that is decoded on a CPU: then a norm costs what it takes to call its operations."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu
+
+
+def _in_few_calls(x: Tensor, weight: Tensor | None, eps: float, n: int, zero_centered: bool = False) -> Tensor:
+    """x / hypot(|x|, sqrt(n eps)) · sqrt(n) w, and for a zero-centred weight (sqrt(n) + sqrt(n) w)."""
+    y = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(constant(math.sqrt(n * eps)))
+    if weight is None and n == 1:
+        return y
+    root = constant(math.sqrt(n))
+    if weight is None:
+        return y.mul_(root)
+    return y.mul_(torch.addcmul(root, weight, root) if zero_centered else weight * root)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -57,13 +57,13 @@ def convolve(
     if len(convs) == 1:
         y, state = run(xs[0], convs[0].weight, convs[0].bias, initial_state=initial_state)
         return [y], state
-    widths = [len(conv.weight) for conv in convs]
+    widths = [x.shape[-1] for x in xs]
     if xs[0].shape[:2].numel() <= FEW:
         weights: list[Tensor] = [conv.weight for conv in convs]
         biases: list[Tensor] = [conv.bias for conv in convs if conv.bias is not None]
         x, bias = torch.cat(list(xs), dim=-1), torch.cat(biases) if biases else None
         y, state = run(x, torch.cat(weights), bias, initial_state=initial_state)
-        return list(y.split(widths, dim=-1)), state
+        return list(y.split_with_sizes(widths, -1)), state
     states = [None] * len(convs) if initial_state is None else initial_state.split(widths, dim=1)
     each = [
         run(x, conv.weight, conv.bias, initial_state=state) for x, conv, state in zip(xs, convs, states, strict=True)

@@ -32,7 +32,7 @@ def step_delta_rule(
     tokens = [q, k, v, log_decay, beta]
     if q.shape[2] != heads:
         tokens[:2] = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    if any(x is not None and x.dtype != dtype for x in tokens):
+    if not q.dtype == k.dtype == v.dtype == beta.dtype == dtype or (log_decay is not None and log_decay.dtype != dtype):
         tokens = [None if x is None else x.to(dtype) for x in tokens]
     if length == 1:
         o, state = _step(tokens, scale, state)

@@ -59,8 +59,13 @@ class Op:
         _ops.append(self)
 
     def __call__(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+        traces = _traces.get()
+        if not traces and backend is None and _forced.get() is None:  # decoding: the shortest way to the same backend
+            for candidate in self.backends.values():
+                if not candidate.refuse(*args, **kwargs):
+                    return candidate.run(*args, **kwargs)
         chosen, choice = self.choose(*args, backend=backend, **kwargs)
-        for trace in _traces.get():
+        for trace in traces:
             trace.append(choice)
         return chosen.run(*args, **kwargs)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from zoo.ops import _attention_blocked, _attention_sdpa, _flash2, _flash4
 from zoo.ops._attention_call import Options, tell_lookers, visible_keys
 from zoo.ops._check import check_cu_seqlens
-from zoo.ops._dispatch import Backend, Op, device_kind
+from zoo.ops._dispatch import Backend, Op
+from zoo.ops._precision import full_precision
 from zoo.registry import RecipeError, did_you_mean
 
 NORMALIZERS = ("softmax", "softmax_off_by_one", "sigmoid")
@@ -56,7 +57,7 @@ def attention(
     bounds, bounds_k = _check_lengths(q, k, causal, cu_seqlens, cu_seqlens_k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     options = Options(causal, window, sink, softcap, normalizer, scale, bounds, bounds_k)
-    with torch.autocast(device_kind(v), enabled=False):
+    with full_precision(v):
         tell_lookers(q, k, options)
         return _op(q, k, v, options, backend=backend)
 

@@ -56,7 +56,8 @@ def short_conv(
         shape = (x.shape[0] if bounds is None else len(bounds) - 1, x.shape[2], weight.shape[1] - 1)
         if initial_state.shape != shape:
             raise ValueError(f"short_conv: expected initial_state {list(shape)}, got {list(initial_state.shape)}")
-        initial_state = initial_state.to(x.dtype)
+        if initial_state.dtype != x.dtype:
+            initial_state = initial_state.to(x.dtype)
     return _op(x, weight, bias, activation, initial_state, bounds, backend=backend)
 
 
@@ -121,12 +122,12 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     """One token of each document, x [B,1,D]."""
     state = _zeros(x, weight, None) if state is None else state
-    inputs = torch.cat((state.transpose(1, 2), x), dim=1)
+    inputs = torch.cat((state.mT, x), dim=1)
     wide, taps, wide_bias = _widened(inputs, weight, bias)
     y = (wide * taps).sum(1, keepdim=True)
     y = y if wide_bias is None else y + wide_bias
     y = y if activation is None else F.silu(y)
-    return y.to(x.dtype), inputs[:, 1:].transpose(1, 2)
+    return y if y.dtype == x.dtype else y.to(x.dtype), inputs[:, 1:].mT
 
 
 class _Conv(torch.autograd.Function):
@@ -178,6 +179,8 @@ class _Conv(torch.autograd.Function):
 def _widened(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The inputs, the taps [W,D] and the bias in the dtype of the sums."""
     dtype = torch.promote_types(inputs.dtype, torch.float32)
+    if inputs.dtype == weight.dtype == dtype and bias is None:
+        return inputs, weight.t(), None
     return inputs.to(dtype), weight.t().to(dtype), None if bias is None else bias.to(dtype)
 
 

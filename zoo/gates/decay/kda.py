@@ -47,4 +47,4 @@ class KDADecay(DecayGate):
 
     def forward(self, x: Tensor) -> Decay:
         z = float32(self.f_proj(x)).unflatten(-1, self.shape) + self.dt_bias
-        return Decay(-self.A_log.exp()[:, None] * F.softplus(z))
+        return Decay(self.A_log.exp().neg().unsqueeze(-1) * F.softplus(z))

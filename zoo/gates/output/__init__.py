@@ -67,7 +67,7 @@ class ProjectedOutput(OutputGate):
         """The score from z = W_g x, elementwise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        score = self.activate(float32(self.g_proj(x)).unflatten(-1, self.shape))
+        score = self.activate(float32(self.g_proj(x)).view(*x.shape[:-1], *self.shape))
         return score.mean(-2, keepdim=True) if self.shared else score
 
 

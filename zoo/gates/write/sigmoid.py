@@ -24,4 +24,5 @@ class SigmoidWrite(WriteGate):
         self.b_proj = nn.Linear(slot.d_in, slot.n_heads, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * float32(self.b_proj(x)).sigmoid()
+        beta = float32(self.b_proj(x)).sigmoid()
+        return beta if self.scale == 1 else self.scale * beta
