@@ -104,7 +104,7 @@ def _scaled(x: Tensor, weight: Tensor | None, eps: float, n: int) -> Tensor:
 
 def _is_called_often(x: Tensor) -> bool:
     """Whether x is a token that is decoded on a CPU: then a norm costs what it takes to call its operations."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.ndim < 3 or x.shape[1] > 1:
         return False
     return type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu
 
