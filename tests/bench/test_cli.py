@@ -17,6 +17,8 @@ from zoo.cli.bench import _print_kernels
     [
         (["kernel"], ["'kernel'", "kernels"]),
         (["kernels", "--op", "delta_rul"], ["'delta_rul'", "delta_rule"]),
+        (["kernels", "--op", "delta_rul", "--op", "short_conv"], ["'delta_rul'", "delta_rule"]),
+        (["kernels", "--threads", "0", "--threads", "1"], ["threads", "found 0"]),
         (["kernels", "--repeats", "1"], ["repeats", "at least 5", "found 1"]),
         (["kernels", "--threads", "0"], ["threads", "found 0"]),
         (["kernels", "--threads", "100000"], ["threads", "found 100000"]),

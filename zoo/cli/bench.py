@@ -84,7 +84,12 @@ def _model(command: str, args: list[str]) -> int:
     parser.add_argument("--seq", type=int, metavar="T", help="tokens in a sequence (the recipe's seq_len, or 512)")
     parser.add_argument("--batch", type=int, metavar="B", help="sequences (the recipe's batch_size, or 4)")
     parser.add_argument(
-        "--context", type=int, nargs="+", metavar="N", help="tokens before the decoded ones (T/4, T and 4 T)"
+        "--context",
+        type=int,
+        nargs="+",
+        action="extend",
+        metavar="N",
+        help="tokens before the decoded ones (T/4, T and 4 T)",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override, as in blocks.a.ffn=null"
@@ -196,8 +201,10 @@ def _kernels(command: str, args: list[str]) -> int:
         "functions, fla's naive ones and torch's SDPA (CPU), or fla's kernels (CUDA).",
     )
     _common(parser)
-    parser.add_argument("--op", nargs="+", default=[], metavar="NAME", help="these ops only (all)")
-    parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="numbers of threads (1, and all cores)")
+    parser.add_argument("--op", nargs="+", action="extend", default=[], metavar="NAME", help="these ops only (all)")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", action="extend", metavar="N", help="numbers of threads (1, and all cores)"
+    )
     options = parser.read(args)
     threads = options.threads or sorted({1, _cores()})
     _check(options, threads)
