@@ -100,7 +100,8 @@ def test_the_peak_of_a_step_is_the_allocators(name: str) -> None:
     found = peak(meta, held, optimizer_states(adamw(meta)), gpus=1)
     states = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
     before = states + sum(parameter.nbytes for parameter in lm.parameters())
-    assert found.total == pytest.approx(before + most, rel=0.04)  # 0.02 less what oneDNN holds inside a product
+    # products of bfloat16 hold scratch inside that no shape tells of
+    assert found.total == pytest.approx(before + most, rel=0.02 if low is None else 0.04)
     assert found.parts["optimizer"] == states
 
 

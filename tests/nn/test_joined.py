@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import zoo
+from zoo.cache import _joined
+from zoo.nn import Linear
 from zoo.nn.joined import FEW, Joined
 
 
@@ -115,3 +117,18 @@ def test_decoding_follows_the_optimizer_and_a_copied_cache_has_no_weights():
         expected = lm(tokens[:, :5])[:, -1]
         for kept in (cache, again):
             torch.testing.assert_close(lm(tokens[:, 4:5], cache=kept)[:, -1], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_next/tiny", "kimi_linear/tiny"])
+@torch.no_grad()
+def test_every_projection_of_a_model_is_among_them(recipe):
+    lm = zoo.load(recipe).eval()
+    cache = lm.init_cache(1)
+    for _ in range(2):
+        lm(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+    shared = {share.linear for joined in _joined.values() for share in joined.shares}
+    kinds = {type(linear) for linear in shared}
+    assert kinds == {nn.Linear, Linear}
+    for layer in lm.layers:
+        missing = [name for name, part in layer.mixer.named_modules() if name.endswith("_proj") and part not in shared]
+        assert [name for name in missing if not name.startswith("gates.")] == []

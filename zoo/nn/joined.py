@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.nn.linear import Linear
+
 FEW = 8  # rows of x, up to which a product costs what it takes to call it and to read its matrix
 SMALL = 2**20  # numbers of a matrix, beyond which its copy would cost more memory than it saves time
 
@@ -121,8 +123,8 @@ class _Share:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether it is torch's own linear map with parameters of its own, that count their changes."""
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
+    """Whether it is a linear map of torch or of ours, with parameters of its own, that count their changes."""
+    if type(module) not in (nn.Linear, Linear) or "forward" in module.__dict__:
         return False
     return all(type(p) is nn.Parameter and not p.is_inference() for p in module.parameters())
 
