@@ -17,6 +17,7 @@ from zoo.registry import RecipeError
 if TYPE_CHECKING:
     from zoo.compare.protocol import Entry, Protocol
     from zoo.compare.runs import Run
+    from zoo.recipe import Recipe
 
 PLAN = "compare.json"
 
@@ -41,6 +42,11 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument("--sweep", metavar="PATH=[A,B]", help="a variant of the first recipe for every value")
     parser.add_argument(
         "--lr", metavar="A,B,C", help="learning rates to try; the best on validation is used for all seeds"
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="A,B",
+        help="synthetic tasks that each recipe's stack learns as well: zoo list tasks, or files",
     )
     parser.add_argument("--imports", action="append", default=[], metavar="FILE", help="a Python file that adds parts")
     parser.add_argument(
@@ -67,6 +73,7 @@ def main(command: str, args: list[str]) -> int:
         by=options.match,
         allow=options.allow_differences,
         imports=options.imports,
+        tasks=[] if options.tasks is None else options.tasks.split(","),
     )
     out = Path(options.out).expanduser()
     _open(out, protocol, options.match, rates, options.resume)
@@ -74,8 +81,9 @@ def main(command: str, args: list[str]) -> int:
         print(line, flush=True)
     chosen = _choose_rates(protocol, out, rates, options.jobs)
     runs = _runs(protocol, out, range(options.seeds), chosen)
-    _execute(runs, options.jobs)
-    return _finish(protocol, runs, chosen, out, options)
+    beside = _task_runs(protocol, out, range(options.seeds))
+    _execute([*runs, *beside], options.jobs)
+    return _finish(protocol, runs, beside, chosen, out, options)
 
 
 def _rates(text: str | None) -> list[float]:
@@ -95,14 +103,18 @@ def _open(out: Path, protocol: Protocol, match: str, rates: list[float], resume:
     from zoo.compare.differences import differences
     from zoo.compare.protocol import recipe_file
     from zoo.compare.runs import read_json, write_json
+    from zoo.compare.tasks import on_task
+
+    def plain(recipe: Recipe) -> dict[str, Any]:
+        return {**recipe.data, "imports": list(recipe.imports)}
 
     plan = {
-        "recipes": {
-            entry.name: {**entry.recipe.data, "imports": list(entry.recipe.imports)} for entry in protocol.entries
-        },
+        "recipes": {entry.name: plain(entry.recipe) for entry in protocol.entries},
         "match": match,
         "rates": rates,
     }
+    if protocol.tasks:
+        plan["tasks"] = {name: plain(recipe) for name, recipe in protocol.tasks.items()}
     plan = json.loads(json.dumps(plan))
     held = read_json(out / PLAN)
     if held is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -117,8 +129,10 @@ def _open(out: Path, protocol: Protocol, match: str, rates: list[float], resume:
         raise RecipeError(f"zoo compare: --resume: {out} holds another comparison: {'; '.join(found[:5])}")
     (out / "recipes").mkdir(parents=True, exist_ok=True)
     for entry in protocol.entries:
-        text = yaml.safe_dump(plan["recipes"][entry.name], sort_keys=False, allow_unicode=True, width=120)
-        recipe_file(out, entry).write_text(text, encoding="utf-8")
+        files = {recipe_file(out, entry): entry.recipe}
+        files |= {recipe_file(out, entry, name): on_task(entry.recipe, task) for name, task in protocol.tasks.items()}
+        for file, recipe in files.items():
+            file.write_text(yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=120), "utf-8")
     write_json(out / PLAN, plan)
 
 
@@ -129,6 +143,8 @@ def _announce(protocol: Protocol, match: str) -> list[str]:
         lines.append(
             f"{entry.name}" + ("" if match == "none" else f" ({entry.off:+.2%} {match} of the first){changes}")
         )
+    for name in protocol.tasks:
+        lines.append(f"each also learns {name}, as its recipe says")
     return lines + [f"note: {note}" for note in protocol.notes]
 
 
@@ -164,18 +180,38 @@ def _runs(protocol: Protocol, out: Path, seeds: Any, rates: dict[str, float | No
     ]
 
 
+def _task_runs(protocol: Protocol, out: Path, seeds: Any) -> list[Run]:
+    """Behind the others: what was learnt of the text stands in the report without them."""
+    from zoo.compare.protocol import recipe_file
+    from zoo.compare.runs import run_of
+
+    return [
+        run_of(out, entry.name, recipe_file(out, entry, name), seed, task.data["trainer"]["max_steps"], task=name)
+        for name, task in protocol.tasks.items()
+        for seed in seeds
+        for entry in protocol.entries
+    ]
+
+
 def _execute(runs: list[Run], jobs: int) -> None:
     from zoo.compare.runs import execute
 
     execute(runs, jobs, lambda line: print(line, flush=True))
 
 
-def _finish(protocol: Protocol, runs: list[Run], rates: dict[str, float | None], out: Path, options: Any) -> int:
+def _finish(
+    protocol: Protocol,
+    runs: list[Run],
+    beside: list[Run],
+    rates: dict[str, float | None],
+    out: Path,
+    options: Any,
+) -> int:
     from zoo.compare.report import write_report
     from zoo.compare.results import collect
     from zoo.compare.runs import write_json
 
-    results = collect(protocol.entries, runs)
+    results = collect(protocol.entries, runs, beside)
     results["setting"] = {
         "facts": _facts(protocol, runs, rates, options),
         "notes": list(protocol.notes),
@@ -183,13 +219,14 @@ def _finish(protocol: Protocol, runs: list[Run], rates: dict[str, float | None],
     }
     write_json(out / "results.json", results)
     write_report(out, results)
-    failed = [run for run in results["runs"] if run["status"] != "done"]
+    failed = [run for run in (*results["runs"], *results["task_runs"]) if run["status"] != "done"]
     for row in results["summary"]:
         print(_line(row))
     print(f"{out / 'report.html'}, report.md, results.json, results.csv")
     if failed:
         raise RunFailed(
-            f"zoo compare: {len(failed)} of {len(runs)} runs failed; the report has them as such: {failed[0]['reason']}"
+            f"zoo compare: {len(failed)} of {len(runs) + len(beside)} runs failed; the report has them as such: "
+            f"{failed[0]['reason']}"
         )
     return 0
 

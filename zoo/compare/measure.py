@@ -2,16 +2,19 @@
 
 loss, bpb, by_position, layers, sink_rate   `zoo.compare.probe` on the test data, all of them
 long                                        the same on rows four times as long as those of the training
+task, accuracies                            of a task: `zoo.compare.tasks`; with --answers nothing else of these
 curve                                       [tokens, validation loss] in the course of the run
 params, flops_per_token, state_bytes        what `zoo show` says; states at several lengths
 tokens_per_s, seconds, peak_bytes           of the training: the median of what was logged; the process's peak
 grad_norm, spikes                           largest and median norm; steps whose loss jumped (`statistics.spikes`)
+steps, tokens                               how many the run took
 prefill, decode                             seconds of a prompt, and of one token behind it, at several lengths
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 import sys
 import time
@@ -22,57 +25,63 @@ import torch
 
 from zoo.accounting import account
 from zoo.compare.probe import probe
-from zoo.compare.runs import FITTED, RESULT, read_json, write_json
+from zoo.compare.protocol import row_length
+from zoo.compare.runs import ANSWERS, FITTED, RESULT, read_json, write_json
 from zoo.compare.statistics import spikes
+from zoo.compare.tasks import accuracies, task_of
 from zoo.metrics import whitespace_ids
 from zoo.recipe import read_recipe
 from zoo.stack import Stack
-from zoo.train import LanguageModule, read_weights
-from zoo.train._plain import find_class
+from zoo.train import LanguageModule, data_module, read_weights
 
 STATE_LENGTHS = (1024, 8192, 65536)
 LATENCY_LENGTHS = (128, 512, 2048)
 LONGER = 4
-KEPT = ("tokens", "loss", "bpb", "by_position", "layers", "sink_rate")
+KEPT = ("loss", "bpb", "by_position", "layers", "sink_rate")
 
 
-def measure(run: Path) -> dict[str, Any]:
-    """All of the numbers of a run folder, as plain data."""
-    import lightning
-
+def measure(run: Path, answers: bool = False) -> dict[str, Any]:
+    """All of the numbers of a run folder, as plain data; `answers`: no more than accuracies, steps and their cost."""
     recipe = read_recipe(run / "config.yaml")
     module = LanguageModule(recipe.stack, list(recipe.imports))
     module.configure_model()
     read_weights(run, module)
     lm = module.stack.eval()
-    cls, arguments = find_class(recipe.data["data"], lightning.LightningDataModule, "data")
-    data: Any = cls(**arguments)
+    data = data_module(recipe.data["data"])
     data.setup("test")
-    tokenizer = getattr(data, "tokenizer", None)
-    spaces = None if tokenizer is None else whitespace_ids(tokenizer)
-    found = {name: value for name, value in probe(lm, data.test_dataloader(), spaces).items() if name in KEPT}
-    length, rows = arguments.get("seq_len"), arguments.get("batch_size", 1)
-    shown = account(lm, length or 1024)
     steps = _logged(run)
-    every = (recipe.data["trainer"].get("accumulate_grad_batches") or 1) * rows * (length or 1)
-    result = {
-        **found,
-        "test_tokens": found["tokens"],
-        "tokens": every * (int(steps[-1]["step"]) + 1),
+    every = (recipe.data["trainer"].get("accumulate_grad_batches") or 1) * data.batch_size * row_length(data)
+    found: dict[str, Any] = {
+        "steps": int(steps[-1]["step"]) + 1,
+        "tokens": round(every * (int(steps[-1]["step"]) + 1)),
+        **(read_json(run / FITTED) or {}),
+    }
+    if (task := task_of(recipe)) is not None:
+        found |= {"task": task, "accuracies": accuracies(lm, data.test_dataloader())}
+    if answers:
+        return found
+    tokenizer = getattr(data, "tokenizer", None)
+    seen = probe(lm, data.test_dataloader(), None if tokenizer is None else whitespace_ids(tokenizer))
+    shown = account(lm, math.ceil(row_length(data)))
+    curve = [[every * (int(row["step"]) + 1), float(row["val/loss"])] for row in steps if row.get("val/loss")]
+    found |= {
+        **{name: seen[name] for name in KEPT},
+        "test_tokens": seen["tokens"],
         "params": shown["params"],
         "flops_per_token": shown["flops_per_token"],
         "state_bytes": {str(at): account(lm, at)["state_bytes"] for at in STATE_LENGTHS},
-        "curve": [[every * (int(row["step"]) + 1), float(row["val/loss"])] for row in steps if row.get("val/loss")],
+        "curve": curve,
         **_course(steps),
-        **(read_json(run / FITTED) or {}),
         **_latencies(lm),
     }
-    if length is not None:
-        longer = cls(**{**arguments, "seq_len": LONGER * length, "batch_size": 1})
+    spec = recipe.data["data"]
+    if "seq_len" in (spec.get("init_args") or {}):
+        length = LONGER * data.seq_len
+        longer = data_module({**spec, "init_args": {**spec["init_args"], "seq_len": length, "batch_size": 1}})
         longer.setup("test")
         beyond = probe(lm, longer.test_dataloader())
-        result["long"] = {"length": LONGER * length, **{name: beyond[name] for name in ("loss", "bpb", "by_position")}}
-    return result
+        found["long"] = {"length": length, **{name: beyond[name] for name in ("loss", "bpb", "by_position")}}
+    return found
 
 
 def _logged(run: Path) -> list[dict[str, str]]:
@@ -116,4 +125,4 @@ def _latencies(lm: Stack, repeats: int = 5) -> dict[str, Any]:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    write_json(folder / RESULT, measure(folder))
+    write_json(folder / RESULT, measure(folder, ANSWERS in sys.argv[2:]))

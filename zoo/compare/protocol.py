@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from zoo.compare.differences import differences
 from zoo.compare.matching import Budget, budget_of, match
+from zoo.compare.tasks import read_task, task_of
 from zoo.overrides import merge
 from zoo.recipe import Recipe, find_recipe, load_stack_config, read_recipe, recipe_folder
 from zoo.registry import RecipeError
+from zoo.train import data_module
 from zoo.yaml_file import parse_yaml
 
 SHARED = ("data", "optimizer", "lr_scheduler", "trainer")
 VALIDATIONS = 10
-DATA_DEFAULTS = {"seq_len": 256, "batch_size": 8}
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What all share. `tokens` a run; `notes` say what was taken from the first recipe."""
+    """What all share. `tokens` a run; `notes` say what was taken from the first recipe; `tasks` are the recipes whose
+    tasks each architecture learns as well."""
 
     entries: tuple[Entry, ...]
     steps: int
     tokens: int
     length: int
     notes: tuple[str, ...] = ()
+    tasks: Mapping[str, Recipe] = field(default_factory=dict)
 
 
 def make_protocol(
@@ -58,13 +62,16 @@ def make_protocol(
     by: Budget | Literal["none"] = "params",
     allow: bool = False,
     imports: Sequence[str] = (),
+    tasks: Sequence[str] = (),
 ) -> Protocol:
     """Reads the recipes, and makes one protocol of them. `sets` change every stack; `sweep`, `PATH=[a, b]`, makes a
-    variant of the first recipe of every value; `tokens` are those of a run, else the first recipe's steps hold.
+    variant of the first recipe of every value; `tokens` are those of a run, else the first recipe's steps hold; `tasks`
+    are names or files, as `read_task` takes them.
 
     RecipeError for recipes that differ in what spoils the comparison (unless `allow`), and for a budget that cannot be
     met.
     """
+    read = {name: read_task(name) for name in tasks}
     named = [(_label(source), read_recipe(source, sets, imports)) for source in sources]
     named = [*named, *_swept(named[0], sweep)] if sweep is not None else named
     if len(named) < 2:
@@ -89,7 +96,7 @@ def make_protocol(
             recipe, off, changes = matched.recipe, matched.off, matched.changes
         recipe = dataclasses.replace(recipe, data={**recipe.data, **copy.deepcopy(shared)})
         entries.append(Entry(name, recipe, off, changes, tuple(differences(first.stack, recipe.stack))))
-    return Protocol(tuple(entries), steps, tokens, length, tuple(notes))
+    return Protocol(tuple(entries), steps, tokens, length, tuple(notes), read)
 
 
 def _label(source: str) -> str:
@@ -143,13 +150,12 @@ def _steps(recipe: Recipe) -> int | None:
 
 def _amount(first: Recipe, tokens: int | None) -> tuple[int, int, int]:
     """Steps and tokens of a run, and tokens in a row."""
-    spec = first.data.get("data")
-    arguments = (spec.get("init_args") or {}) if isinstance(spec, dict) else {}
-    is_text = not isinstance(spec, dict) or str(spec.get("class_path", "TextData")).rpartition(".")[2] == "TextData"
-    length, rows = (arguments.get(name) or DATA_DEFAULTS[name] for name in DATA_DEFAULTS)
-    step = length * rows * ((first.data.get("trainer") or {}).get("accumulate_grad_batches") or 1)
+    data = data_module(first.data.get("data"))
+    row, rows = row_length(data), data.batch_size
+    length = math.ceil(row)
+    step = round(row * rows * ((first.data.get("trainer") or {}).get("accumulate_grad_batches") or 1))
     if tokens is not None:
-        if not is_text:
+        if task_of(first) is not None:
             raise RecipeError(
                 "zoo compare: --tokens: only text is counted in tokens; set trainer.max_steps in the recipe"
             )
@@ -163,10 +169,19 @@ def _amount(first: Recipe, tokens: int | None) -> tuple[int, int, int]:
     return found, found * step, length
 
 
+def row_length(data: Any) -> float:
+    """Tokens of an example that a data module trains on; of a task, on average."""
+    length: float = data.mean_length if hasattr(data, "mean_length") else data.seq_len
+    return length
+
+
 def _shared(first: Recipe, steps: int) -> dict[str, Any]:
     """The sections that hold for all runs. The loss is measured VALIDATIONS times, for the learning curves."""
     shared = {name: first.data[name] for name in SHARED if first.data.get(name) is not None}
     every = max(1, steps // VALIDATIONS)
+    own = (first.data.get("trainer") or {}).get("val_check_interval")
+    if task_of(first) is not None and isinstance(own, int):  # it may stop as soon as it is learnt
+        every = min(every, own)
     return {**shared, "trainer": merge(shared.get("trainer") or {}, {"max_steps": steps, "val_check_interval": every})}
 
 
@@ -185,5 +200,5 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", name).strip("-")
 
 
-def recipe_file(out: Path, entry: Entry) -> Path:
-    return out / "recipes" / f"{slug(entry.name)}.yaml"
+def recipe_file(out: Path, entry: Entry, task: str | None = None) -> Path:
+    return out / "recipes" / f"{slug(entry.name)}{'' if task is None else f'+{slug(task)}'}.yaml"

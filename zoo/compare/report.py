@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 from zoo.compare.document import Block, Figure, Fold, Heading, Paragraph, Table, figures_of, to_html, to_markdown
 from zoo.compare.plot import Line, chart
+from zoo.compare.protocol import slug
 from zoo.compare.statistics import SIGMAS, WINDOW, interval
+from zoo.compare.tasks import ALL
 
 Row = dict[str, Any]
 TITLE = "Comparison"
@@ -50,6 +53,7 @@ def _blocks(results: Row) -> Iterator[Block]:
     done = _Done(results)
     yield Heading(TITLE, 1)
     yield from _verdict(results)
+    yield from _tasks(results)
     yield from _curves(done)
     yield from _positions(done)
     yield from _costs(done)
@@ -76,6 +80,9 @@ def _verdict(results: Row) -> Iterator[Block]:
     first, *others = results["summary"]
     for row in others:
         yield Paragraph(_sentence(row, first))
+    for row in results["tasks"]:
+        if row["cell"] == ALL and row["recipe"] != first["recipe"]:
+            yield Paragraph(_task_sentence(row, first))
     titles = (
         "recipe",
         "runs",
@@ -92,9 +99,10 @@ def _verdict(results: Row) -> Iterator[Block]:
         "paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation losses, "
         "to come to the recipe's last one, over what the recipe has used; the first has 1 against itself."
     )
-    failed = [run for run in results["runs"] if run["status"] != "done"]
+    runs = [*results["runs"], *results["task_runs"]]
+    failed = [run for run in runs if run["status"] != "done"]
     if failed:
-        yield Paragraph(f"{len(failed)} of {len(results['runs'])} runs have no result and count nowhere: see Runs.")
+        yield Paragraph(f"{len(failed)} of {len(runs)} runs have no result and count nowhere: see Runs.")
 
 
 def _sentence(row: Row, first: Row) -> str:
@@ -105,10 +113,24 @@ def _sentence(row: Row, first: Row) -> str:
     word = "lower" if gap < 0 else "higher"
     if half is None:
         return f"{name}: {abs(gap):.4f} nats {word} than {base}, of one seed, which says nothing about chance."
-    holds = (
+    return f"{name}: {abs(gap):.4f} ± {half:.4f} nats {word} than {base}, {_beyond_chance(row)}."
+
+
+def _task_sentence(row: Row, first: Row) -> str:
+    name, base, gap, half = row["recipe"], first["recipe"], row["diff_to_first"], row["diff_ci95"]
+    if gap is None:
+        return f"{name} on {row['task']}: no run to set beside one of {base}."
+    start = f"{name} on {row['task']}: {abs(100 * gap):.1f}"
+    word = f"points {'more' if gap > 0 else 'fewer'} of the answers right than {base}"
+    if half is None:
+        return f"{start} {word}, of one seed, which says nothing about chance."
+    return f"{start} ± {100 * half:.1f} {word}, {_beyond_chance(row)}."
+
+
+def _beyond_chance(row: Row) -> str:
+    return (
         "more than seeds explain" if row["excludes_zero"] else "no more than seeds explain: a difference was not shown"
     )
-    return f"{name}: {abs(gap):.4f} ± {half:.4f} nats {word} than {base}, {holds}."
 
 
 def _summary_row(row: Row) -> list[str]:
@@ -122,6 +144,54 @@ def _summary_row(row: Row) -> list[str]:
         _number(row.get("effective_speedup_time"), ".2f"),
         _number(row.get("params"), ",d"),
     ]
+
+
+def _tasks(results: Row) -> Iterator[Block]:
+    for task in dict.fromkeys(row["task"] for row in results["tasks"]):
+        rows = [row for row in results["tasks"] if row["task"] == task]
+        cells = list(dict.fromkeys(row["cell"] for row in rows))
+        at = {(row["recipe"], row["cell"]): row for row in rows}
+        names = list(dict.fromkeys(row["recipe"] for row in rows))
+        yield Heading(f"Task: {task}")
+        table = [
+            [
+                name,
+                str(at[name, ALL]["runs"]),
+                *(
+                    f"{_percent(at[name, cell], 'token_accuracy')} [{at[name, cell]['exact_match']:.1%}]"
+                    for cell in cells
+                ),
+                _percent(at[name, ALL], "diff_to_first", "diff_ci95", sign=True),
+            ]
+            for name in names
+        ]
+        yield Table(("recipe", "runs", *cells, "difference to the first, all"), table)
+        yield Paragraph(
+            "Share of the answers that are right, with its 95% interval over seeds, and [share of examples of which "
+            "every answer is], for each cell of the test."
+        )
+        lengths = {cell: float(found[0]) for cell in cells if (found := re.match(r"\d+", cell))}
+        if len(set(lengths.values())) == len(lengths) > 1:
+            lines = [
+                _accuracy_line(name, [at[name, cell] for cell in lengths], list(lengths.values())) for name in names
+            ]
+            yield from _figure(f"task-{slug(task)}", lines, "length", "answers right", "", log_x=True)
+
+
+def _accuracy_line(name: str, rows: Sequence[Row], lengths: Sequence[float]) -> Line:
+    means = [row["token_accuracy"] for row in rows]
+    halves = [row["token_accuracy_ci95"] for row in rows]
+    if None in halves:
+        return Line(name, lengths, means)
+    low, high = ([mean + sign * half for mean, half in zip(means, halves, strict=True)] for sign in (-1, 1))
+    return Line(name, lengths, means, low, high)
+
+
+def _percent(row: Row, what: str, half: str | None = None, sign: bool = False) -> str:
+    value, spread = row[what], row[half or f"{what}_ci95"]
+    if value is None:
+        return "-"
+    return f"{100 * value:{'+' if sign else ''}.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}") + "%"
 
 
 def _curves(done: _Done) -> Iterator[Block]:
@@ -276,18 +346,21 @@ def _runs(results: Row) -> Iterator[Block]:
     rows = [
         [
             run["recipe"],
+            run.get("task") or "-",
             str(run["seed"]),
-            _number(run["lr"], "g"),
+            _number(run.get("lr"), "g"),
             run["status"],
-            _number(run["loss"], ".4f"),
-            _number(run["bpb"], ".4f"),
-            _number(run["tokens"], ",d"),
+            _number(run.get("loss"), ".4f"),
+            _number(run.get("bpb"), ".4f"),
+            _number(run.get("steps"), ",d"),
+            _number(run.get("tokens"), ",d"),
             _number(run.get("seconds"), ",.0f"),
             run["reason"] or "",
         ]
-        for run in results["runs"]
+        for run in (*results["runs"], *results["task_runs"])
     ]
-    yield Table(("recipe", "seed", "lr", "status", "loss", "bits a byte", "tokens", "seconds", "why"), rows)
+    titles = ("recipe", "task", "seed", "lr", "status", "loss", "bits a byte", "steps", "tokens", "seconds", "why")
+    yield Table(titles, rows)
 
 
 def _conditions(results: Row) -> Iterator[Block]:

@@ -5,6 +5,8 @@ summary   a row for each recipe: recipe, runs, mean and ci95 (of the test loss),
           diff_ci95 (paired by seed), excludes_zero, effective_speedup and its speedup_ci95 in FLOPs, and
           effective_speedup_time, params, active, flops_per_token, tokens_per_s, peak_bytes; None where too few runs
           are done
+task_runs a row for each recipe, seed and task beside: recipe, seed, task, status, reason, and steps and accuracies
+tasks     what the accuracies come to, of task_runs, and of runs that train on a task: `zoo.compare.tasks.summarize`
 """
 
 from __future__ import annotations
@@ -16,31 +18,47 @@ from typing import Any
 
 from zoo.compare.protocol import Entry
 from zoo.compare.runs import Run
-from zoo.compare.statistics import Interval, fit_curve, interval, paired, speedup
+from zoo.compare.statistics import fit_curve, half_width, interval, paired, speedup
+from zoo.compare.tasks import summarize
 
 Row = dict[str, Any]
 
 
-def collect(entries: Sequence[Entry], runs: Sequence[Run]) -> Row:
-    """Runs that failed are rows as the others, with the reason."""
+def collect(entries: Sequence[Entry], runs: Sequence[Run], beside: Sequence[Run] = ()) -> Row:
+    """Runs that failed are rows as the others, with the reason; `beside` are those on tasks."""
     rows = [_row(run) for run in runs]
     finished = {
         entry.name: {row["seed"]: row for row in rows if row["recipe"] == entry.name and row["status"] == "done"}
         for entry in entries
     }
     first = finished[entries[0].name]
-    return {"runs": rows, "summary": [_summary(entry.name, finished[entry.name], first) for entry in entries]}
+    asked = [_task_row(run) for run in beside]
+    answered = [row for row in (*rows, *asked) if "accuracies" in row]
+    return {
+        "runs": rows,
+        "summary": [_summary(entry.name, finished[entry.name], first) for entry in entries],
+        "task_runs": asked,
+        "tasks": summarize([entry.name for entry in entries], answered),
+    }
 
 
 def _row(run: Run) -> Row:
-    result = run.result
-    head: Row = {"recipe": run.name, "seed": run.seed, "lr": run.lr}
-    if result is None:
-        failure = run.failure
-        status = "failed" if failure is not None else "unfinished"
-        return {**head, "status": status, "reason": failure, "params": None, "tokens": None, "loss": None, "bpb": None}
+    head: Row = {"recipe": run.name, "seed": run.seed, "lr": run.lr, **_outcome(run)}
+    if (result := run.result) is None:
+        return {**head, "params": None, "tokens": None, "loss": None, "bpb": None}
     sizes = result.pop("params")
-    return {**head, "status": "done", "reason": None, "params": sizes["total"], "sizes": sizes, **result}
+    return {**head, "params": sizes["total"], "sizes": sizes, **result}
+
+
+def _task_row(run: Run) -> Row:
+    return {"recipe": run.name, "seed": run.seed, **_outcome(run), **(run.result or {}), "task": run.task}
+
+
+def _outcome(run: Run) -> Row:
+    if run.result is not None:
+        return {"status": "done", "reason": None}
+    failure = run.failure
+    return {"status": "failed" if failure is not None else "unfinished", "reason": failure}
 
 
 def _summary(name: str, own: dict[int, Row], first: dict[int, Row]) -> Row:
@@ -50,14 +68,18 @@ def _summary(name: str, own: dict[int, Row], first: dict[int, Row]) -> Row:
     common = [seed for seed in seeds if seed in first]
     some = own[seeds[0]]
     loss = interval([own[seed]["loss"] for seed in seeds])
-    row: Row = {"recipe": name, "runs": len(seeds), "mean": loss.mean, "ci95": _half(loss)}
+    row: Row = {"recipe": name, "runs": len(seeds), "mean": loss.mean, "ci95": half_width(loss)}
     if all(own[seed]["bpb"] is not None for seed in seeds):
         bpb = interval([own[seed]["bpb"] for seed in seeds])
-        row |= {"bpb": bpb.mean, "bpb_ci95": _half(bpb)}
+        row |= {"bpb": bpb.mean, "bpb_ci95": half_width(bpb)}
     row |= dict.fromkeys(("diff_to_first", "diff_ci95", "excludes_zero", "effective_speedup", "speedup_ci95"))
     if common:
         gap = paired([first[seed]["loss"] for seed in common], [own[seed]["loss"] for seed in common])
-        row |= {"diff_to_first": gap.mean, "diff_ci95": _half(gap), "excludes_zero": gap.n > 1 and gap.excludes_zero}
+        row |= {
+            "diff_to_first": gap.mean,
+            "diff_ci95": half_width(gap),
+            "excludes_zero": gap.n > 1 and gap.excludes_zero,
+        }
         row |= _speedups([(first[seed], own[seed]) for seed in common])
     row |= {"params": some["params"], "active": some["sizes"]["active"], "flops_per_token": some["flops_per_token"]}
     for name in ("tokens_per_s", "peak_bytes"):
@@ -89,7 +111,3 @@ def _speedups(pairs: Sequence[tuple[Row, Row]]) -> Row:
             if name == "effective_speedup" and each.n > 1:
                 found["speedup_ci95"] = [math.exp(end) for end in each.ends]
     return found
-
-
-def _half(found: Interval) -> float | None:
-    return None if math.isnan(found.half) else found.half

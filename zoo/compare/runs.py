@@ -17,13 +17,14 @@ from typing import Any
 from zoo.compare.protocol import slug
 
 RESULT, FAILED, FITTED, LOG = "result.json", "failed.json", "fitted.json", "log.txt"
+ANSWERS = "--answers"  # asks the measurement for nothing but a task's accuracies
 EVERY = 15.0  # seconds between two lines of progress
 
 
 @dataclass(frozen=True)
 class Run:
     """One training of one architecture. `place` is its slot in the folder of the comparison; `lr` a learning rate other
-    than the recipe's; `steps` how many it takes."""
+    than the recipe's; `steps` how many it takes at most; `task` a task that it learns beside what is compared."""
 
     name: str
     config: Path
@@ -31,9 +32,11 @@ class Run:
     seed: int
     steps: int
     lr: float | None = None
+    task: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} seed {self.seed}" + ("" if self.lr is None else f" lr {self.lr:g}")
+        on, at = ("" if self.task is None else f" on {self.task}"), ("" if self.lr is None else f" lr {self.lr:g}")
+        return f"{self.name}{on} seed {self.seed}{at}"
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -66,13 +69,17 @@ class Run:
         ]
 
     def measure(self) -> list[str]:
-        return [sys.executable, "-m", "zoo.compare.measure", str(self.place)]
+        what = [] if self.task is None else [ANSWERS]
+        return [sys.executable, "-m", "zoo.compare.measure", str(self.place), *what]
 
 
-def run_of(out: Path, name: str, config: Path, seed: int, steps: int, lr: float | None = None) -> Run:
+def run_of(
+    out: Path, name: str, config: Path, seed: int, steps: int, lr: float | None = None, task: str | None = None
+) -> Run:
     where = out / "runs" / slug(name)
+    where = where if task is None else where / f"task={slug(task)}"
     where = where if lr is None else where / f"lr={lr:g}"
-    return Run(name, config, where / f"seed={seed}", seed, steps, lr)
+    return Run(name, config, where / f"seed={seed}", seed, steps, lr, task)
 
 
 def execute(runs: Sequence[Run], jobs: int, say: Callable[[str], None]) -> None:
@@ -186,6 +193,8 @@ class _Process:
             return f"FAILED, {self.reason}"
         result = self.run.result
         assert result is not None
+        if "accuracies" in result:
+            return f"{result['accuracies'][0]['token_accuracy']:.1%} of the answers right"
         return f"loss {result['loss']:.4f}"
 
     def stop(self) -> None:

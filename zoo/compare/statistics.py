@@ -52,6 +52,11 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, student_t(n - 1) * spread / math.sqrt(n), n)
 
 
+def half_width(found: Interval) -> float | None:
+    """As plain data, which has no NaN."""
+    return None if math.isnan(found.half) else found.half
+
+
 def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
     """The interval of second - first, value by value: what both have in common (a seed's data) does not widen it."""
     return interval([b - a for a, b in zip(first, second, strict=True)])

@@ -110,6 +110,12 @@ class TaskData(lightning.LightningDataModule):
         """Ids that tokens and labels may have."""
         return max(cell.task.vocab_size for cell in (*self.train_cells, *self.test_cells))
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a training example, on average over the cells."""
+        sizes = [(cell.weight, sum(cell.lengths) / len(cell.lengths)) for cell in self.train_cells]
+        return sum(weight * length for weight, length in sizes) / sum(weight for weight, _ in sizes)
+
     def check_vocab(self, vocab_size: int) -> None:
         """RecipeError unless a model with `vocab_size` ids can read every token."""
         if self.vocab_size > vocab_size:

@@ -5,9 +5,10 @@ MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimiz
 Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit, by `default_callbacks`
 GateStatistics                                        a callback for who wants it: what every gate does, gates.csv
 MetricsCSV                                            the default logger
-check_run_folder, find_checkpoint, quiet              for the command line
+check_run_folder, data_module, find_checkpoint, quiet for the command line
 """
 
+from zoo.train._plain import data_module
 from zoo.train.callbacks import default_callbacks
 from zoo.train.checkpoints import Checkpoints, RandomState
 from zoo.train.expert_loads import ExpertLoads
@@ -41,6 +42,7 @@ __all__ = [
     "build_optimizer",
     "check_fits",
     "check_run_folder",
+    "data_module",
     "default_callbacks",
     "describe_groups",
     "find_checkpoint",

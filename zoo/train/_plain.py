@@ -7,7 +7,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from lightning import LightningDataModule
+
 from zoo.registry import RecipeError, did_you_mean
+
+_SEARCHED = ["torch.optim", "torch.optim.lr_scheduler", "zoo.train", "zoo.data", "zoo.tasks"]
 
 
 def plain(value: Any, place: str) -> Any:
@@ -25,7 +29,7 @@ def plain(value: Any, place: str) -> Any:
 
 def find_class(spec: Any, kind: type, place: str) -> tuple[type, dict[str, Any]]:
     """The class and the arguments of `{class_path, init_args}`, or of a bare class path. A name without a dot is looked
-    for in torch.optim, its schedulers and here."""
+    for in torch.optim, its schedulers and zoo."""
     if isinstance(spec, str):
         spec = {"class_path": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("class_path"), str):
@@ -37,7 +41,7 @@ def find_class(spec: Any, kind: type, place: str) -> tuple[type, dict[str, Any]]
         )
     path = spec["class_path"]
     module_name, _, name = path.rpartition(".")
-    modules = [module_name] if module_name else ["torch.optim", "torch.optim.lr_scheduler", "zoo.train"]
+    modules = [module_name] if module_name else _SEARCHED
     names: list[str] = []
     for candidate in modules:
         try:
@@ -51,11 +55,11 @@ def find_class(spec: Any, kind: type, place: str) -> tuple[type, dict[str, Any]]
     raise RecipeError(f"{place}.class_path: no {kind.__name__} '{path}'{did_you_mean(name, names)}")
 
 
-def construct(spec: Any, kind: type, place: str, first: Any, **fill: Any) -> Any:
-    """An object of `kind` from `{class_path, init_args}` and its first argument. `fill` has values for parameters that
+def construct(spec: Any, kind: type, place: str, *first: Any, **fill: Any) -> Any:
+    """An object of `kind` from its first arguments and `{class_path, init_args}`. `fill` has values for parameters that
     are missing or None."""
     cls, arguments = find_class(spec, kind, place)
-    parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
+    parameters = dict(list(inspect.signature(cls).parameters.items())[len(first) :])
     for name, value in fill.items():
         if name in parameters and arguments.get(name) is None:
             arguments[name] = value
@@ -63,8 +67,13 @@ def construct(spec: Any, kind: type, place: str, first: Any, **fill: Any) -> Any
         if name not in parameters:
             raise RecipeError(f"{place}.init_args: {cls.__name__} has no '{name}'{did_you_mean(name, parameters)}")
     try:
-        return cls(first, **arguments)
+        return cls(*first, **arguments)
     except RecipeError:
         raise
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{place}: {cls.__name__}: {error}") from error
+
+
+def data_module(spec: Any) -> Any:
+    """The data module that stands under `data` in a recipe; for None, which is none, that of the default: text."""
+    return construct("zoo.data.TextData" if spec is None else spec, LightningDataModule, "data")
