@@ -1,0 +1,60 @@
+"""The first screen: which recipe is better, and whether that is more than the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zoo.compare.document import Block, Paragraph, Table
+from zoo.compare.report.rows import Row, number, span, spread
+
+
+def verdict(results: Row) -> Iterator[Block]:
+    first, *others = results["summary"]
+    for row in others:
+        yield Paragraph(_sentence(row, first))
+    titles = (
+        "recipe",
+        "runs",
+        "loss (nats)",
+        "bits a byte",
+        "difference to the first",
+        "speedup (FLOPs)",
+        "speedup (time)",
+        "parameters",
+    )
+    yield Table(titles, [_summary_row(row) for row in results["summary"]])
+    yield Paragraph(
+        "Means with 95% intervals over seeds (Student's t) of the loss on held-out test documents; differences are "
+        "paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation losses, "
+        "to come to the recipe's last one, over what the recipe has used; the first has 1 against itself."
+    )
+    failed = [run for run in results["runs"] if run["status"] != "done"]
+    if failed:
+        yield Paragraph(f"{len(failed)} of {len(results['runs'])} runs have no result and count nowhere: see Runs.")
+
+
+def _sentence(row: Row, first: Row) -> str:
+    name, base = row["recipe"], first["recipe"]
+    if not row["runs"] or row.get("diff_to_first") is None:
+        return f"{name}: no run to set beside one of {base}."
+    gap, half = row["diff_to_first"], row["diff_ci95"]
+    word = "lower" if gap < 0 else "higher"
+    if half is None:
+        return f"{name}: {abs(gap):.4f} nats {word} than {base}, of one seed, which says nothing about chance."
+    holds = (
+        "more than seeds explain" if row["excludes_zero"] else "no more than seeds explain: a difference was not shown"
+    )
+    return f"{name}: {abs(gap):.4f} ± {half:.4f} nats {word} than {base}, {holds}."
+
+
+def _summary_row(row: Row) -> list[str]:
+    return [
+        row["recipe"],
+        str(row["runs"]),
+        spread(row.get("mean"), row.get("ci95")),
+        spread(row.get("bpb"), row.get("bpb_ci95")),
+        spread(row.get("diff_to_first"), row.get("diff_ci95"), sign=True),
+        span(row.get("effective_speedup"), row.get("speedup_ci95")),
+        number(row.get("effective_speedup_time"), ".2f"),
+        number(row.get("params"), ",d"),
+    ]
