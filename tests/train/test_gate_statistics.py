@@ -1,4 +1,4 @@
-"""gates.csv, and that reading the gates leaves no trace in training."""
+"""gates.csv, and that reading gates and attention leaves no trace in training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zoo.cli import main
 from zoo.gates import named_gates
 from zoo.metrics.gates import COLUMNS
 from zoo.registry import RecipeError
-from zoo.train import Checkpoints, GateStatistics, LanguageModule, Sample, default_callbacks
+from zoo.train import AttentionStatistics, Checkpoints, GateStatistics, LanguageModule, Sample, default_callbacks
 from zoo.train.gate_statistics import summary
 
 TOKENS = 4 * 12  # of a batch of the toy
@@ -67,13 +67,15 @@ def steps(folder: Path) -> list[int]:
     ids=["plain", "accumulating", "mixed", "bfloat16, packed"],
 )
 def test_training_is_the_same_bit_for_bit(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    read = fit(tmp_path / "read", GateStatistics(1, ["first", "rest"]), **arguments)
+    both = GateStatistics(1, ["first", "rest"]), AttentionStatistics(1)
+    read = fit(tmp_path / "read", *both, **arguments)
     unread = fit(tmp_path / "unread", **arguments)
     toy.assert_same(read, unread)
     for one, two in zip(rows(tmp_path / "read"), rows(tmp_path / "unread"), strict=True):
         assert all(one[name] == two[name] for name in ("step", "train/loss", "grad_norm", "lr", "val/loss"))
     assert steps(tmp_path / "read") == list(range(6))
-    assert not (tmp_path / "unread" / "gates.csv").exists()
+    assert (tmp_path / "read" / "attention.csv").exists()
+    assert not any((tmp_path / "unread" / file).exists() for file in ("gates.csv", "attention.csv"))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

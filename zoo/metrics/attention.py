@@ -144,6 +144,7 @@ class AttentionReader:
 
         return measure
 
+    @torch.no_grad()
     def _look(self, q: Tensor, k: Tensor, options: Options) -> None:
         if not self._inside:
             return

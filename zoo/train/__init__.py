@@ -3,12 +3,13 @@
 LanguageModule                                        the module
 MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimizer` and `lr_scheduler`
 Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit, by `default_callbacks`
-GateStatistics                                        a callback for who wants it: what every gate does, gates.csv
+GateStatistics, AttentionStatistics                   so are these: gates.csv and attention.csv
 MetricsCSV                                            the default logger
 check_run_folder, data_module, find_checkpoint, quiet for the command line
 """
 
 from zoo.train._plain import data_module
+from zoo.train.attention_statistics import AttentionStatistics
 from zoo.train.callbacks import default_callbacks
 from zoo.train.checkpoints import Checkpoints, RandomState
 from zoo.train.expert_loads import ExpertLoads
@@ -26,6 +27,7 @@ from zoo.train.schedule import WarmupCosine, WarmupStableDecay
 from zoo.train.weights import check_fits, find_checkpoint, read_weights
 
 __all__ = [
+    "AttentionStatistics",
     "Checkpoints",
     "ExpertLoads",
     "GateStatistics",

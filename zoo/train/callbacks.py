@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
+from zoo.train.attention_statistics import AttentionStatistics
 from zoo.train.checkpoints import Checkpoints, RandomState
 from zoo.train.expert_loads import ExpertLoads
 from zoo.train.gate_statistics import GateStatistics
@@ -20,12 +21,8 @@ def default_callbacks(
 ) -> list[Callback]:
     """The user's callbacks, and of ours those that the user did not give; `config` is the resolved recipe."""
     ours = (
-        RandomState(),
-        RunFolder(config, force),
-        StepProgress(),
-        Sample(),
-        ExpertLoads(),
-        GateStatistics(),
+        *(RandomState(), RunFolder(config, force), StepProgress(), Sample()),
+        *(ExpertLoads(), GateStatistics(), AttentionStatistics()),
         Checkpoints(),
     )
     missing = [one for one in ours if not any(isinstance(other, type(one)) for other in given)]

@@ -4,52 +4,45 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 
 from zoo.metrics.gates import CLASSES, COLUMNS, GateReader, Row, token_classes, whitespace_ids
 from zoo.registry import RecipeError, did_you_mean
-from zoo.train.step_rows import StepRows
+from zoo.stack import Stack
+from zoo.train.reading import Reading
 
 FILE = "gates.csv"
 
 
-class GateStatistics(Callback):
-    """Reads every gate in steps 0, n, 2n, ... and the trainer's last: `gates.csv`, a row for each step, gate, head and
-    class of tokens, with the columns of `zoo.metrics.gates` and steps numbered as in metrics.csv.
+class GateStatistics(Reading[GateReader]):
+    """Reads every gate, when and as `Reading` says: `gates.csv`, a row for each step, gate, head and class of tokens,
+    with the columns of `zoo.metrics.gates`.
 
     The loggers get, for every layer and slot, `gates/layers.3.output/mean` (over heads), of a decay also `half_life`
     (the median over heads), and `gates/dead_heads`, how many there are.
 
-    All micro-batches of a step count, those of process 0 only: it alone reads and writes, so the processes need not
-    wait for each other. Hooks exist from the start of such a batch to its backward pass, and training is the same bit
-    for bit. `token_classes`: rows for classes of tokens as well, for all of CLASSES or those in a list; tokens of a
-    class that is not in the list count as `rest`. `whitespace` needs the data module's tokenizer.
+    `token_classes`: rows for classes of tokens as well, for all of CLASSES or those in a list; tokens of a class that
+    is not in the list count as `rest`. `whitespace` needs the data module's tokenizer.
     """
 
+    file, columns = FILE, COLUMNS
+
     def __init__(self, every_n_steps: int = 100, token_classes: bool | list[str] = False):
-        if every_n_steps < 1:
-            raise RecipeError(f"GateStatistics.every_n_steps: {every_n_steps} is below 1")
+        super().__init__(every_n_steps)
         if isinstance(token_classes, bool):
             token_classes = list(CLASSES) if token_classes else []
         for name in token_classes:
             if name not in CLASSES:
                 raise RecipeError(f"GateStatistics.token_classes: unknown class '{name}'{did_you_mean(name, CLASSES)}")
-        self.every_n_steps = every_n_steps
         self.token_classes = tuple(token_classes)
         self._whitespace: torch.Tensor | None = None
-        self._file: StepRows | None = None
-        self._step = 0
-        self._reader: GateReader | None = None
-        self._hooks = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._file = self._reader = None
+        super().on_train_start(trainer, pl_module)
         if "whitespace" not in self.token_classes:
             return
         tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
@@ -61,40 +54,22 @@ class GateStatistics(Callback):
         if trainer.is_global_zero:
             self._whitespace = whitespace_ids(tokenizer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if not trainer.is_global_zero:
-            return
-        step = trainer.global_step
-        if self._file is None:
-            # not in on_train_start, where it may yet turn out that the folder holds another run
-            self._file = StepRows(Path(trainer.default_root_dir) / FILE, COLUMNS)
-            self._file.start(step)
-        if step % self.every_n_steps and step + 1 != trainer.max_steps:
-            return
-        if self._reader is None:
-            self._step, self._reader = step, GateReader(pl_module.stack, bool(self.token_classes))
+    def start(self, lm: Stack) -> GateReader | None:
+        reader = GateReader(lm, bool(self.token_classes))
+        return reader if reader.gates else None
+
+    def reading(self, reader: GateReader, batch: Any) -> AbstractContextManager[None]:
         classes = None
         if self.token_classes:
             layout = batch.get("cu_seqlens"), batch.get("attention_mask")
             classes = token_classes(batch["tokens"], *layout, self._whitespace)
-        self._hooks.enter_context(self._reader.reading(classes))
+        return reader.reading(classes)
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        self._hooks.close()  # a layer that is computed again in the backward pass is not read again
+    def rows(self, reader: GateReader) -> list[Row]:
+        return reader.rows(self.token_classes)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._hooks.close()
-        if self._reader is None or self._file is None or trainer.global_step == self._step:
-            return  # nothing to read, or still accumulating
-        rows, self._reader = self._reader.rows(self.token_classes), None
-        self._file.append(self._step, rows)
-        # not through the module's log, which keeps to steps of its own
-        for logger in trainer.loggers:
-            logger.log_metrics(summary(rows), self._step)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._hooks.close()
-        self._reader = None
+    def numbers(self, rows: Sequence[Row]) -> dict[str, float]:
+        return summary(rows)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:

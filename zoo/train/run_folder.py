@@ -22,8 +22,10 @@ from lightning.pytorch.callbacks import Callback
 import zoo
 from zoo.registry import RecipeError
 from zoo.train._plain import plain
+from zoo.train.attention_statistics import FILE as ATTENTION
 from zoo.train.backends import backends, describe_backends, listen
 from zoo.train.checkpoints import FOLDER, LAST
+from zoo.train.expert_loads import FILE as EXPERTS
 from zoo.train.gate_statistics import FILE as GATES
 from zoo.train.metrics_csv import FILE as METRICS
 from zoo.train.metrics_csv import MetricsCSV
@@ -128,7 +130,7 @@ class RunFolder(Callback):
 
 def clear_run_folder(folder: Path) -> None:
     """Removes what a run wrote, and nothing else."""
-    for name in (CONFIG, RUN, TOKENIZER, SAMPLE, METRICS, GATES):
+    for name in (CONFIG, RUN, TOKENIZER, SAMPLE, METRICS, EXPERTS, GATES, ATTENTION):
         (folder / name).unlink(missing_ok=True)
     for path in [*(folder / FOLDER).glob("step=*.ckpt"), folder / FOLDER / LAST]:
         if path.is_dir() and not path.is_symlink():

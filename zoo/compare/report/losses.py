@@ -1,0 +1,32 @@
+"""The loss in the course of the training, and by place in the document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zoo.compare.document import Block, Heading
+from zoo.compare.report.rows import Done, band, figure
+
+
+def curves(done: Done) -> Iterator[Block]:
+    yield Heading("Learning curves")
+    lines = [band(name, [run["curve"] for run in own]) for name, own in done.runs.items()]
+    yield from figure("curves", lines, "tokens", "validation loss (nats)", "Mean over seeds, with its 95% interval.")
+
+
+def positions(done: Done) -> Iterator[Block]:
+    yield Heading("Loss by place in the document")
+    for key, name, caption in (
+        (
+            "by_position",
+            "positions",
+            "At the training length: mean over the tokens from this place on, up to twice as far.",
+        ),
+        ("long", "positions-long", "On rows longer than those of the training."),
+    ):
+        lines = []
+        for recipe, own in done.runs.items():
+            rows = [run["long"]["by_position"] if key == "long" else run[key] for run in own if run.get(key)]
+            if rows:
+                lines.append(band(recipe, [[[max(row["from"], 0.5), row["loss"]] for row in each] for each in rows]))
+        yield from figure(name, lines, "place", "loss (nats)", caption, log_x=True)
