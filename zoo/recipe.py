@@ -38,6 +38,12 @@ def find_recipe(ref: str, beside: Path | None = None) -> Path:
     raise RecipeError(f"no recipe '{ref}': neither {where} nor shipped{did_you_mean(ref, names)}")
 
 
+def shipped_name(path: Path) -> str | None:
+    """The name under which a file is shipped (`family/size`), None for a file of the user's."""
+    folder, path = recipe_folder().resolve(), path.resolve()
+    return path.relative_to(folder).with_suffix("").as_posix() if folder in path.parents else None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A resolved recipe.

@@ -158,9 +158,9 @@ def recipe_folder() -> Path:
 
 
 def recipe_names() -> list[str]:
-    """The shipped recipes as family/size."""
+    """The shipped recipes as family/size, or family/set/row."""
     folder = recipe_folder()
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("[!_]*/*.yaml"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("[!_]*/**/*.yaml"))
 
 
 def list_names(kind: str = "recipes") -> list[str]:

@@ -90,6 +90,7 @@ def test_a_second_config_is_laid_over_the_first(recipe: Path, tmp_path: Path) ->
     ("args", "folder"),
     [
         (["qwen3_next/tiny"], "runs/qwen3_next-tiny"),
+        (["kimi_linear/ablation/baseline"], "runs/kimi_linear-ablation-baseline"),
         (["mini.yaml"], "runs/mini"),
         (["mini.yaml", "--config", "over.yaml"], "runs/mini-over"),
         (["placed.yaml"], "elsewhere"),

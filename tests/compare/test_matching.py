@@ -34,6 +34,11 @@ def test_flops() -> None:
     assert matched.budget == budget_of(matched.recipe, "flops", 256)
 
 
+def test_a_block_that_a_row_does_without_is_no_obstacle() -> None:
+    target = budget_of(read_recipe("kimi_linear/ablation/baseline"), "params", 256)
+    assert abs(match(read_recipe("kimi_linear/ablation/ratio_0_1"), target).off) <= TOLERANCE
+
+
 def test_heads_move_where_widths_do_not_suffice() -> None:
     recipe = read_recipe("transformer/tiny")
     matched = match(recipe, int(2.2 * budget_of(recipe, "params", 256)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zoo.compare.protocol import SHARED, make_protocol, slug
+from zoo.recipe import find_recipe
 from zoo.registry import RecipeError
 
 ROWS = "gated_attention/tiny_baseline"
@@ -44,6 +46,14 @@ def test_one_recipe_twice_has_two_names() -> None:
     protocol = make_protocol(["gla/tiny", "gla/tiny"], tokens=50_000)
     assert [entry.name for entry in protocol.entries] == ["gla/tiny", "gla/tiny (2)"]
     assert slug("gla/tiny (2)") == "gla-tiny-2"
+
+
+def test_a_shipped_recipe_has_its_whole_name_however_it_is_given(tmp_path: Path) -> None:
+    name, mine = "kimi_linear/ablation/baseline", tmp_path / "mine.yaml"
+    mine.write_text(f"base: {name}\n", encoding="utf-8")
+    protocol = make_protocol([name, "kimi_linear/ablation/ratio_0_1", str(find_recipe(name)), str(mine)])
+    names = [name, "kimi_linear/ablation/ratio_0_1", f"{name} (2)", "mine"]
+    assert [entry.name for entry in protocol.entries] == names
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ from zoo.cli import main
 # of the published sizes see test_published
 OTHERS = [name for name in zoo.list("recipes") if name not in PUBLISHED]
 SIZES = {"tasks": (5e4, 3e5), "tiny": (3e5, 3e6), "small": (1e8, 4.5e8), "bench": (3.4e6, 3.6e6), "15b": (15e9, 17e9)}
+FAMILY_SIZES = {"sinks": "tiny", "kimi_linear/ablation": "tiny", "tasks": "tasks"}  # where names do not say it
 
 
 def shown_here(recipe):
-    # a row of the 15B model is counted in test_gated_attention; to show it as well says little and takes its second
-    return pytest.param(recipe, marks=[pytest.mark.slow] if "/15b_" in recipe else [])
+    # a row of the 15B model is counted in test_gated_attention, one of Kimi Linear's ablations in test_rows; to show it
+    # as well says little and takes its second
+    counted = "/15b_" in recipe or ("/ablation/" in recipe and not recipe.endswith("/baseline"))
+    return pytest.param(recipe, marks=[pytest.mark.slow] if counted else [])
 
 
 @pytest.mark.parametrize("recipe", [shown_here(name) for name in OTHERS])
@@ -29,8 +32,8 @@ def test_show(recipe, capsys):
     assert shown["flops_per_token"] > 0 < shown["state_bytes"]
     outside = sum(layer["params"] for layer in shown["layers"]) + shown["params"]["embedding"]
     assert 0 < shown["params"]["total"] - outside < 0.01 * shown["params"]["total"]
-    family, name = recipe.split("/")
-    low, high = SIZES[{"sinks": "tiny", "tasks": "tasks"}.get(family, name.split("_")[0])]
+    family, _, name = recipe.rpartition("/")
+    low, high = SIZES[FAMILY_SIZES.get(family, name.split("_")[0])]
     assert low <= shown["params"]["total"] <= high
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zoo.cli._parser import recipe_source
-from zoo.recipe import Recipe, find_recipe, lay_over, read_recipe, recipe_folder
+from zoo.recipe import Recipe, find_recipe, lay_over, read_recipe, shipped_name
 from zoo.registry import RecipeError
 from zoo.yaml_file import parse_yaml
 
@@ -161,6 +161,6 @@ def run_folder(request: Request, recipe: Recipe) -> Path:
 def _label(config: str) -> str:
     """family-size for a shipped recipe, by name or by path; the file's stem for another."""
     path = find_recipe(recipe_source(config)).resolve()
-    if recipe_folder().resolve() in path.parents:
-        return f"{path.parent.name}-{path.stem}"
+    if name := shipped_name(path):
+        return name.replace("/", "-")
     return path.parent.name if path.name == "config.yaml" else path.stem

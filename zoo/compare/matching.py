@@ -177,5 +177,5 @@ def _parts(recipe: Recipe, what: Literal["mixer", "ffn"]) -> Iterator[tuple[dict
                     yield from within(options[name], index, d_model)
 
     for block in recipe.stack["blocks"].values():
-        if block.get(what) is not None:
+        if block is not None and block.get(what) is not None:  # a block that a row does without is null
             yield from within(block, what, recipe.stack["d_model"])

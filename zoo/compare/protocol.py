@@ -19,7 +19,7 @@ from zoo.compare.differences import differences
 from zoo.compare.matching import Budget, budget_of, match
 from zoo.compare.tasks import read_task, task_of
 from zoo.overrides import merge
-from zoo.recipe import Recipe, find_recipe, load_stack_config, read_recipe, recipe_folder
+from zoo.recipe import Recipe, find_recipe, load_stack_config, read_recipe, shipped_name
 from zoo.registry import RecipeError
 from zoo.train import data_module
 from zoo.yaml_file import parse_yaml
@@ -101,8 +101,7 @@ def make_protocol(
 
 def _label(source: str) -> str:
     path = find_recipe(source).resolve()
-    shipped = recipe_folder().resolve() in path.parents
-    return f"{path.parent.name}/{path.stem}" if shipped else path.stem
+    return shipped_name(path) or path.stem
 
 
 def _swept(named: tuple[str, Recipe], sweep: str) -> list[tuple[str, Recipe]]:
