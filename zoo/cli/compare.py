@@ -210,6 +210,7 @@ def _finish(
     from zoo.compare.report import write_report
     from zoo.compare.results import collect
     from zoo.compare.runs import write_json
+    from zoo.compare.tasks import ALL
 
     results = collect(protocol.entries, runs, beside)
     results["setting"] = {
@@ -222,6 +223,9 @@ def _finish(
     failed = [run for run in (*results["runs"], *results["task_runs"]) if run["status"] != "done"]
     for row in results["summary"]:
         print(_line(row))
+    for row in results["tasks"]:
+        if row["cell"] == ALL:
+            print(_task_line(row))
     print(f"{out / 'report.html'}, report.md, results.json, results.csv")
     if failed:
         raise RunFailed(
@@ -275,3 +279,8 @@ def _line(row: dict[str, Any]) -> str:
     if row.get("diff_ci95") is not None and row["diff_to_first"]:
         gap = f", {row['diff_to_first']:+.4f} ± {row['diff_ci95']:.4f} to the first"
     return f"{row['recipe']}: loss {mean} over {row['runs']} runs{gap}"
+
+
+def _task_line(row: dict[str, Any]) -> str:
+    right = f"{row['token_accuracy']:.1%}" + ("" if (half := row["token_accuracy_ci95"]) is None else f" ± {half:.1%}")
+    return f"{row['recipe']} on {row['task']}: {right} of the answers right over {row['runs']} runs"

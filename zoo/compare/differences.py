@@ -19,4 +19,6 @@ def differences(first: Any, second: Any, place: str = "") -> Iterator[str]:
 
 
 def _say(value: Any) -> str:
+    if isinstance(value, dict) and value:
+        return f"{{{', '.join(map(str, value))}}}"  # a whole section: what it has is enough to see which
     return "nothing" if value is _ABSENT else str(value)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from zoo.compare.differences import differences
 from zoo.compare.matching import Budget, budget_of, match
-from zoo.compare.tasks import read_task, task_of
+from zoo.compare.tasks import read_tasks, task_of
 from zoo.overrides import merge
 from zoo.recipe import Recipe, find_recipe, load_stack_config, read_recipe, shipped_name
 from zoo.registry import RecipeError
@@ -66,12 +66,12 @@ def make_protocol(
 ) -> Protocol:
     """Reads the recipes, and makes one protocol of them. `sets` change every stack; `sweep`, `PATH=[a, b]`, makes a
     variant of the first recipe of every value; `tokens` are those of a run, else the first recipe's steps hold; `tasks`
-    are names or files, as `read_task` takes them.
+    are names or files, as `read_tasks` takes them.
 
     RecipeError for recipes that differ in what spoils the comparison (unless `allow`), and for a budget that cannot be
     met.
     """
-    read = {name: read_task(name) for name in tasks}
+    read = read_tasks(tasks)
     named = [(_label(source), read_recipe(source, sets, imports)) for source in sources]
     named = [*named, *_swept(named[0], sweep)] if sweep is not None else named
     if len(named) < 2:

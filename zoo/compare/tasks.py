@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +32,18 @@ ALL = "all"
 SHIPPED = "tasks/"
 
 
-def read_task(name: str) -> Recipe:
-    """The recipe of a task: shipped, or a file. RecipeError for one that is none, or whose data are no task's."""
+def read_tasks(names: Iterable[str]) -> dict[str, Recipe]:
+    """Recipes of tasks, shipped or files, by name. RecipeError for one that is none, or whose data are no task's."""
+    found: dict[str, Recipe] = {}
+    for name in names:
+        label = Path(name).stem
+        if label in found:
+            raise RecipeError(f"zoo compare: --tasks: '{label}' is given twice")
+        found[label] = _read_task(name)
+    return found
+
+
+def _read_task(name: str) -> Recipe:
     shipped = [known.removeprefix(SHIPPED) for known in recipe_names() if known.startswith(SHIPPED)]
     try:
         recipe = read_recipe(f"{SHIPPED}{name}" if name in shipped else name)
