@@ -1,0 +1,178 @@
+"""docs/results.md: a few comparisons that can be had on a CPU, each trained, reported and told by one command.
+
+python docs/results/make.py [STUDY ...] [--jobs N]
+
+What was done already is not done again: the runs lie in runs/results/, and go on where they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.compare.document import Block, Heading, Paragraph, to_markdown
+from zoo.compare.report import tasks, verdict
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.with_suffix(".md")
+RUNS = Path("runs/results")
+KEPT = ("report.md", "results.csv", "figures")
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, what papers say of it, the comparisons that ask it (folder -> what follows `zoo compare`), and what
+    runs of this size cannot say."""
+
+    title: str
+    expected: str
+    limits: str
+    comparisons: dict[str, list[str]]
+
+
+def _parity(mixer: str) -> list[str]:
+    return [f"state_tracking/{mixer}_sigmoid", f"state_tracking/{mixer}_two_sigmoid", "--seeds", str(SEEDS)]
+
+
+def _recall(width: int) -> list[str]:
+    names = ("attention", "gdn", "kda", "mamba2", "retnet", "hybrid")
+    width_of_keys = f"blocks.memory.mixer.options.head_dim={width}"
+    return [*(f"recall/{name}" for name in names), "--seeds", "2", "--set", width_of_keys]
+
+
+STUDIES = {
+    "parity": Study(
+        "Parity: a write strength of up to 1 against up to 2",
+        "Grazzi et al. (arXiv:2411.12537): with beta in (0, 1) no state changes its sign, and no finite-precision model of "
+        "this kind tells the parity of strings of every length; with beta in (0, 2) it can. So both may learn the lengths "
+        "of the training (3 to 40), and only the second may hold beyond them (to 256).",
+        "Cut from the published setting: width 64 for 128, batch 64 for 256, at most 3,000 steps for 20,000, stopped at "
+        "99% on the training lengths, no convolution, and a learning rate of its own. A seed that has not learnt it in "
+        "3,000 steps may yet have learnt it in 20,000.",
+        {"parity_deltanet": _parity("deltanet"), "parity_gdn": _parity("gdn")},
+    ),
+    "recall": Study(
+        "Recall (MQAR) over the size of the state",
+        "Arora et al. (arXiv:2312.04927, arXiv:2402.18668): attention recalls whatever the number of pairs; a linear "
+        "mixer recalls as many as its state has room for, more with a larger one; a few layers of attention among linear "
+        "ones make up for most of it.",
+        "Two seeds, 800 steps, and one learning rate for all: what a mixer has not learnt here it may learn with a rate of "
+        "its own. Zoology trains on 100,000 examples for 64 epochs, with a vocabulary of 8,192 for these 64.",
+        {f"recall_{width}": _recall(width) for width in (4, 16)},
+    ),
+    "attention_gate": Study(
+        "Gated attention on text: no gate, one a head, one a channel",
+        "Qiu et al. (arXiv:2505.06708): behind 15B parameters and 400B tokens a sigmoid gate on SDPA's output takes "
+        "0.02 to 0.03 nats off the loss, one a channel a little more than one a head, and the attention on the first "
+        "token from 0.47 to 0.05.",
+        "Less than a million parameters and 1.6M tokens. Attention sinks come with a billion tokens or more (Gu et al., "
+        "arXiv:2410.10781: below 1% with fewer than 100M unique tokens), so nothing is to be seen of them here.",
+        {
+            "gated_attention": [
+                *("gated_attention/tiny_baseline", "gated_attention/tiny_g1_headwise"),
+                *("gated_attention/tiny_g1_elementwise", "--seeds", str(SEEDS)),
+            ]
+        },
+    ),
+    "kda_output_gate": Study(
+        "KDA's output gate on text: sigmoid, Swish, none",
+        "Kimi Linear (arXiv:2510.26692, table 1): validation perplexity 5.65 with a sigmoid, 5.67 without a gate, 5.81 "
+        "with Swish; in nats 0.004 and 0.028 above the sigmoid.",
+        "Less than a million parameters and 0.8M tokens: the paper's difference between sigmoid and none is far below what "
+        "so few runs could show.",
+        {
+            "kda_output_gate": [
+                *("kimi_linear/ablation/baseline", "kimi_linear/ablation/swish_gate", "kimi_linear/ablation/no_gate"),
+                *("--seeds", str(SEEDS), "--tokens", "800K"),
+            ]
+        },
+    ),
+}
+
+
+def main(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Trains the comparisons of docs/results.md, and writes it.")
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)}; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default 2")
+    options = parser.parse_args(args)
+    if unknown := [name for name in options.studies if name not in STUDIES]:
+        parser.error(f"unknown study '{unknown[0]}': expected {', '.join(STUDIES)}")
+    codes = [
+        subprocess.run([sys.executable, "-m", "zoo", *_command(name, arguments, options.jobs)], check=False).returncode
+        for study in options.studies or STUDIES
+        for name, arguments in STUDIES[study].comparisons.items()
+    ]
+    blocks: list[Block] = [Heading("Results", 1), Paragraph(_INTRODUCTION)]
+    for study in STUDIES.values():
+        blocks += _told(study)
+    PAGE.write_text(to_markdown(blocks), encoding="utf-8")
+    return max(codes)
+
+
+_INTRODUCTION = (
+    "Comparisons at the size of a CPU, written by `make results` out of the reports that it links to; a number has its "
+    "95% interval over seeds. They say what these sizes show, and each what it cannot. A difference that was not shown "
+    "may be there: the interval says how large it could be."
+)
+
+
+def _command(name: str, arguments: Sequence[str], jobs: int | None = None) -> list[str]:
+    out = RUNS / name
+    resume = ["--resume"] if (out / "compare.json").exists() else []
+    how = [] if jobs is None else ["--jobs", str(jobs), *resume]
+    return ["compare", *arguments, "--out", str(out), *how]
+
+
+def _told(study: Study) -> Iterator[Block]:
+    """What was expected, what was seen, and what it does not say."""
+    yield Heading(study.title)
+    yield Paragraph(f"**Expected.** {study.expected}")
+    for name, arguments in study.comparisons.items():
+        file = RUNS / name / "results.json"
+        if not file.exists():
+            continue
+        results = json.loads(file.read_text(encoding="utf-8"))
+        for kept in KEPT:
+            _copy(RUNS / name / kept, HERE / name / kept)
+        yield Heading(f"`zoo {' '.join(_command(name, arguments))}`", 3)
+        yield from _seen(results)
+        yield Paragraph(f"{_conditions(results)} [The whole report](results/{name}/report.md).")
+    yield Paragraph(f"**What it cannot say.** {study.limits}")
+
+
+def _seen(results: dict[str, Any]) -> Iterator[Block]:
+    """The report's first screen, and its tasks."""
+    yield from verdict(results)
+    yield from (block for block in tasks(results) if not isinstance(block, Heading))
+    halves = {row["recipe"]: row["diff_ci95"] for row in results["summary"][1:] if row.get("diff_ci95") is not None}
+    if halves and not results["tasks"]:
+        each = ", ".join(f"{half:.4f} nats for {name}" for name, half in halves.items())
+        yield Paragraph(f"The smallest difference to the first that these runs could have shown: {each}.")
+
+
+def _conditions(results: dict[str, Any]) -> str:
+    facts = results["setting"]["facts"]
+    done = [run["seconds"] for run in (*results["runs"], *results["task_runs"]) if run.get("seconds")]
+    return (
+        f"{len(done)} runs of {facts['tokens a run']} at most, {sum(done) / 60:.0f} minutes of one core; "
+        f"{facts['machine']}; commit {facts['commit']}; {facts['data']}; tokenizer {facts['tokenizer']}."
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
