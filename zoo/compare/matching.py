@@ -70,8 +70,10 @@ def match(recipe: Recipe, target: int, by: Budget = "params", length: int = 4096
             continue
         found = min(found, tried, key=lambda each: abs(each.off))
         if abs(found.off) <= TOLERANCE:
-            changes = differences(_with_widths(recipe, 1.0).stack, found.recipe.stack)
-            return dataclasses.replace(found, changes=tuple(changes))
+            if found.recipe is not recipe:  # whose widths may be said otherwise than those that were tried
+                changes = differences(_with_widths(recipe, 1.0).stack, found.recipe.stack)
+                found = dataclasses.replace(found, changes=tuple(changes))
+            return found
     what = "parameters" if by == "params" else "FLOPs a token"
     raise RecipeError(
         f"no widths of its FFNs and number of heads give {target:,} {what} to within {TOLERANCE:.0%}: "
