@@ -34,6 +34,13 @@ def test_flops() -> None:
     assert matched.budget == budget_of(matched.recipe, "flops", 256)
 
 
+def test_what_has_the_budget_already_stays_as_it_is() -> None:
+    target = budget_of(read_recipe("kimi_linear/ablation/baseline"), "params", 256)
+    row = read_recipe("kimi_linear/ablation/swish_gate")
+    matched = match(row, target)
+    assert (matched.recipe, matched.off, matched.changes) == (row, 0.0, ())
+
+
 def test_a_block_that_a_row_does_without_is_no_obstacle() -> None:
     target = budget_of(read_recipe("kimi_linear/ablation/baseline"), "params", 256)
     assert abs(match(read_recipe("kimi_linear/ablation/ratio_0_1"), target).off) <= TOLERANCE

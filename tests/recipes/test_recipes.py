@@ -13,7 +13,10 @@ from zoo.cli import main
 # of the published sizes see test_published
 OTHERS = [name for name in zoo.list("recipes") if name not in PUBLISHED]
 SIZES = {"tasks": (5e4, 3e5), "tiny": (3e5, 3e6), "small": (1e8, 4.5e8), "bench": (3.4e6, 3.6e6), "15b": (15e9, 17e9)}
-FAMILY_SIZES = {"sinks": "tiny", "kimi_linear/ablation": "tiny", "tasks": "tasks"}  # where names do not say it
+# where the names do not say it
+FAMILY_SIZES = {"sinks": "tiny", "kimi_linear/ablation": "tiny"} | dict.fromkeys(
+    ("tasks", "state_tracking", "recall"), "tasks"
+)
 
 
 def shown_here(recipe):

@@ -14,7 +14,7 @@ from zoo.cli import main
 from zoo.recipe import read_recipe
 from zoo.tasks import TaskData
 
-RECIPES = [name for name in zoo.list("recipes") if name.startswith("tasks/")]
+RECIPES = [name for name in zoo.list("recipes") if name.startswith(("tasks/", "state_tracking/", "recall/"))]
 
 
 def measured(run: Path, name: str) -> list[float]:
