@@ -2,6 +2,7 @@
 
 loss, bpb, by_position, layers, sink_rate   `zoo.compare.probe` on the test data, all of them
 long                                        the same on rows four times as long as those of the training
+gates, course                               of the test data, and in the course of the run: `zoo.compare.telemetry`
 curve                                       [tokens, validation loss] in the course of the run
 params, flops_per_token, state_bytes        what `zoo show` says; states at several lengths
 tokens_per_s, seconds, peak_bytes           of the training: the median of what was logged; the process's peak
@@ -24,6 +25,7 @@ from zoo.accounting import account
 from zoo.compare.probe import probe
 from zoo.compare.runs import FITTED, RESULT, read_json, write_json
 from zoo.compare.statistics import spikes
+from zoo.compare.telemetry import course, summary_of_gates
 from zoo.metrics import whitespace_ids
 from zoo.recipe import read_recipe
 from zoo.stack import Stack
@@ -50,7 +52,8 @@ def measure(run: Path) -> dict[str, Any]:
     data.setup("test")
     tokenizer = getattr(data, "tokenizer", None)
     spaces = None if tokenizer is None else whitespace_ids(tokenizer)
-    found = {name: value for name, value in probe(lm, data.test_dataloader(), spaces).items() if name in KEPT}
+    probed = probe(lm, data.test_dataloader(), spaces)
+    found = {name: value for name, value in probed.items() if name in KEPT}
     length, rows = arguments.get("seq_len"), arguments.get("batch_size", 1)
     shown = account(lm, length or 1024)
     steps = _logged(run)
@@ -64,6 +67,8 @@ def measure(run: Path) -> dict[str, Any]:
         "state_bytes": {str(at): account(lm, at)["state_bytes"] for at in STATE_LENGTHS},
         "curve": [[every * (int(row["step"]) + 1), float(row["val/loss"])] for row in steps if row.get("val/loss")],
         **_course(steps),
+        "gates": summary_of_gates(probed["gates"]),
+        "course": course(run, every),
         **(read_json(run / FITTED) or {}),
         **_latencies(lm),
     }

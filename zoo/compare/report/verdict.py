@@ -11,7 +11,7 @@ from zoo.compare.report.rows import Row, number, span, spread
 def verdict(results: Row) -> Iterator[Block]:
     first, *others = results["summary"]
     for row in others:
-        yield Paragraph(_sentence(row, first))
+        yield Paragraph(_sentence(row, first), lead=True)
     titles = (
         "recipe",
         "runs",
@@ -22,7 +22,7 @@ def verdict(results: Row) -> Iterator[Block]:
         "speedup (time)",
         "parameters",
     )
-    yield Table(titles, [_summary_row(row) for row in results["summary"]])
+    yield Table(titles, [_summary_row(row, row is first) for row in results["summary"]])
     yield Paragraph(
         "Means with 95% intervals over seeds (Student's t) of the loss on held-out test documents; differences are "
         "paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation losses, "
@@ -47,13 +47,13 @@ def _sentence(row: Row, first: Row) -> str:
     return f"{name}: {abs(gap):.4f} ± {half:.4f} nats {word} than {base}, {holds}."
 
 
-def _summary_row(row: Row) -> list[str]:
+def _summary_row(row: Row, first: bool) -> list[str]:
     return [
         row["recipe"],
         str(row["runs"]),
         spread(row.get("mean"), row.get("ci95")),
         spread(row.get("bpb"), row.get("bpb_ci95")),
-        spread(row.get("diff_to_first"), row.get("diff_ci95"), sign=True),
+        "-" if first else spread(row.get("diff_to_first"), row.get("diff_ci95"), sign=True),
         span(row.get("effective_speedup"), row.get("speedup_ci95")),
         number(row.get("effective_speedup_time"), ".2f"),
         number(row.get("params"), ",d"),
