@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from zoo.compare.plot import Line, chart
+from zoo.compare.document import Table, to_html
+from zoo.compare.plot import COLORS, Line, chart
 from zoo.compare.protocol import Entry
 from zoo.compare.report import write_report
 from zoo.compare.results import collect
@@ -63,6 +64,19 @@ class Made:
             }
         )
 
+    def with_telemetry(self) -> Made:
+        """With what a run has whose folder holds gates.csv and attention.csv."""
+        assert self.own is not None
+        levels = {"mean": 0.25, "below_0.05": 0.125, "above_0.95": 0.5}
+        heads = {"mean": [0.9, 0.8], "below_0.05": [0.0, 0.0], "above_0.95": [0.5, 0.5], "half_life": [7.5, "inf"]}
+        gate = {"layer": 0, "slot": "decay", "branch": None, "gate": "mamba2"}
+        self.own["gates"] = [
+            {**gate, "classes": {"first": levels, "rest": levels}, "heads": {**heads, "dead": [None, "keeps"]}}
+        ]
+        course = [[0.0, 0.9, 0.1, None], [1000.0, 0.9, 0.2, 0.3], [2000.0, 0.9, 0.3, 0.4]]
+        self.own["course"] = {"gates": {"decay": course}, "attention": [[at, 0.1, None, 4.0] for at in (0.0, 1000.0)]}
+        return self
+
     @property
     def result(self) -> Any:
         return None if self.own is None else dict(self.own)
@@ -113,6 +127,32 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     assert rows[0]["loss"] == "1.0"
 
 
+def test_gates_and_attention_of_the_runs_that_have_them(tmp_path: Path) -> None:
+    """Beside a recipe whose runs are of older days: it has the colour of its place, and no lines of what it lacks."""
+    names = ("older", "a")
+    made = [Made(name, seed, 1.0 + seed) for name in names for seed in range(2)]
+    runs = [run if run.name == "older" else run.with_telemetry() for run in made]
+    found = collect([Entry(name, Recipe({})) for name in names], runs)  # type: ignore[arg-type]
+    write_report(tmp_path, {**found, "setting": {"facts": {}, "notes": [], "entries": [{"changes": []}]}})
+    text = (tmp_path / "report.md").read_text()
+    for name, lines in (("gates-decay", 2), ("attention-course", 1), ("hidden-course", 1)):
+        svg = (tmp_path / "figures" / f"{name}.svg").read_text()
+        assert f"figures/{name}.svg" in text
+        assert svg.count("<polyline") == lines
+        assert COLORS[1] in svg
+        assert COLORS[0] not in svg
+    assert svg.count("stroke-dasharray") == 0
+    assert (tmp_path / "figures" / "gates-decay.svg").read_text().count("stroke-dasharray") == 1
+    assert "| older | decay | 0.900 | 0.0% | 50.0% | 1  2  3 | - |" in text
+    assert "| a | decay | 0.900 | 0.0% | 50.0% | 1  2  3 | 2 of 4 |" in text
+    by_class = text[text.index("### a: gates by class of token") :]
+    assert "| 0 | decay | 0.250 | 12% | 50% | 0.250 | 12% | 50% |" in by_class
+    by_head = text[text.index("### a: gates head by head, seed 0 ") :]
+    assert "| 0 | decay | mamba2 | 0 | 0.900 | 0.0% | 50.0% | 7.5 |  |" in by_head
+    assert "| 0 | decay | mamba2 | 1 | 0.800 | 0.0% | 50.0% | inf | keeps |" in by_head
+    assert "### older: gates by" not in text
+
+
 def test_results_without_a_single_run(tmp_path: Path) -> None:
     write_report(tmp_path, results({"a": [None], "b": [None]}))
     assert "no run to set beside one of a" in (tmp_path / "report.md").read_text()
@@ -126,3 +166,27 @@ def test_charts(log: bool) -> None:
     assert "up &amp; down" in svg
     assert svg.count("<polygon") == 1
     assert chart([Line("none", [1.0], [float("nan")])], "x", "y") == ""
+
+
+def test_a_legend_has_room_for_long_names() -> None:
+    """A column for each that fits; what fits nowhere keeps both of its ends."""
+    short = chart([Line(name, [1, 2], [1.0, 2.0]) for name in "abc"], "x", "y")
+    long = chart([Line(f"family/{'x' * 120}={end}", [1, 2], [1.0, 2.0]) for end in "abc"], "x", "y")
+    assert len(set(re.findall(r'<rect x="(\d+)"', short))) == 3
+    assert len(set(re.findall(r'<rect x="(\d+)"', long))) == 1
+    names = re.findall(r">(family/[^<]*)<", long)
+    assert [name[-3:] for name in names] == ["x=a", "x=b", "x=c"]
+    assert max(map(len, names)) < 100
+
+
+def test_ticks() -> None:
+    layers = chart([Line("a", [0, 1], [0.001, 0.002])], "layer", "share", whole_x=True, shown_y=(0, 0.1))
+    assert ">0.5<" not in layers
+    assert ">0.1<" in layers
+    assert ">64ki<" in chart([Line("a", [1024, 65536], [5.0, 5.0])], "x", "y", log_x=True, log_y=True)
+
+
+def test_words_of_a_table_stand_left_and_may_be_broken() -> None:
+    page = to_html("x", [Table(("a", "b", "c"), [("0", "-0.5 ± 0.1", "word"), ("1", "-", "w" * 40)])])
+    assert '<td class="text">0</td><td>-0.5 ± 0.1</td><td class="text">word</td>' in page
+    assert f'<td class="text long">{"w" * 40}</td>' in page

@@ -27,7 +27,7 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument("--text", metavar="FILE", help="a text to read (- is standard input); else the run's test data")
     parser.add_argument("--length", type=int, metavar="T", help="tokens in a row of the text; default 1024")
     parser.add_argument("--tokens", type=int, default=32768, metavar="N", help="read about so many; default 32768")
-    parser.add_argument("--out", metavar="DIR", help="a new folder for probe.json, gates.csv and attention.csv")
+    parser.add_argument("--out", metavar="DIR", help="a new folder for a report and all numbers")
     parser.add_argument("--json", action="store_true", help="all numbers as one JSON object")
     options = parser.read(args)
     for option in ("length", "tokens"):
@@ -40,12 +40,17 @@ def main(command: str, args: list[str]) -> int:
 
     from zoo.cli._hf_run import read_run
     from zoo.compare.probe import probe
+    from zoo.compare.report import write_probe
     from zoo.metrics import whitespace_ids
     from zoo.train import find_checkpoint, quiet
 
     quiet()
     checkpoint = find_checkpoint(options.checkpoint, "zoo probe")
-    lm, _ = read_run(checkpoint)
+    lm, origin = read_run(checkpoint)
+    if options.text is None and origin is not None:
+        raise RecipeError(
+            f"zoo probe: {options.checkpoint} was imported and has no test data of its own: give a --text"
+        )
     tokenizer = _tokenizer(run_of(checkpoint))
     if options.text is None:
         batches = _test_data(run_of(checkpoint), lm.config.vocab_size)
@@ -55,6 +60,7 @@ def main(command: str, args: list[str]) -> int:
     found = {"checkpoint": str(checkpoint), "text": options.text or "the run's test data", **found}
     if out is not None:
         _write(out, found)
+        write_probe(out, options.checkpoint, found)
     print(json.dumps(_plain(found), indent=2) if options.json else "\n".join(_lines(found, out)))
     return 0
 
@@ -153,7 +159,7 @@ def _lines(found: dict[str, Any], out: Path | None) -> Iterator[str]:
     yield ""
     yield from _table(found["layers"])
     if out is not None:
-        yield f"\nhead by head: {', '.join(str(out / file) for file in _FILES.values())}"
+        yield f"\nreport: {out / 'report.html'}; head by head: {', '.join(str(out / file) for file in _FILES.values())}"
 
 
 def _table(layers: Sequence[dict[str, Any]]) -> Iterator[str]:

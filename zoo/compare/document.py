@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
+    """`lead`: what is to be read first."""
+
     text: str
+    lead: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,22 @@ class Fold:
 Block = Heading | Paragraph | Table | Figure | Fold
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #111827; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #e5e7eb; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #111827; max-width: 1080px; margin: 1.5em auto; padding: 0 1em; }
+h1 { font-size: 1.5em; margin: 0 0 .5em; }
+h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #e5e7eb; }
+p.lead { font-size: 1.1em; margin: .3em 0; padding-left: .7em; border-left: 4px solid #2563eb; }
+p, summary, h1 { overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto; }
-th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #e5e7eb; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #e5e7eb; vertical-align: top; }
+th { vertical-align: bottom; } td { white-space: nowrap; }
+th.text, td.text { text-align: left; }
+td.long { white-space: normal; overflow-wrap: anywhere; min-width: 11em; }
 figure { margin: 1em 0; } figcaption { color: #6b7280; font-size: .9em; }
-details { margin: .6em 0; } summary { cursor: pointer; } svg { max-width: 100%; height: auto; }
+details { margin: .6em 0; } summary { cursor: pointer; }
+svg { width: 100%; max-width: 760px; height: auto; }
 """
+_NUMBER = re.compile(r"[-+]?\.?\d|[-–]?$")
+_LONG = 28  # letters that a line of a table has room for
 
 
 def to_markdown(blocks: Sequence[Block], figures: str = "figures") -> str:
@@ -86,15 +98,28 @@ def _html(block: Block) -> str:
     if isinstance(block, Heading):
         return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
     if isinstance(block, Paragraph):
-        return f"<p>{html.escape(block.text)}</p>"
+        return _element("p", block.text, "lead" if block.lead else "")
     if isinstance(block, Figure):
         return f"<figure>{block.svg}<figcaption>{html.escape(block.caption)}</figcaption></figure>"
     if isinstance(block, Fold):
         inner = "\n".join(_html(each) for each in block.blocks)
         return f"<details><summary>{html.escape(block.title)}</summary>\n{inner}\n</details>"
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in block.titles)
-    rows = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in block.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
+    columns = [[row[at] for row in block.rows] for at in range(len(block.titles))]
+    kinds = ["" if at and all(map(_NUMBER.match, cells)) else "text" for at, cells in enumerate(columns)]
+    head = "".join(_cell("th", cell, kind) for cell, kind in zip(block.titles, kinds, strict=True))
+    rows = ("".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in block.rows)
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _cell(tag: str, text: str, kind: str) -> str:
+    """Numbers are set to the right; words to the left, and broken where they are long."""
+    return _element(tag, text, f"{kind} long" if kind and len(text) > _LONG else kind)
+
+
+def _element(tag: str, text: str, names: str) -> str:
+    names = f' class="{names}"' if names else ""
+    return f"<{tag}{names}>{html.escape(text)}</{tag}>"
 
 
 def figures_of(blocks: Sequence[Block]) -> list[Figure]:

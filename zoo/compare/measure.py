@@ -3,6 +3,7 @@
 loss, bpb, by_position, layers, sink_rate   `zoo.compare.probe` on the test data, all of them
 long                                        the same on rows four times as long as those of the training
 task, accuracies                            of a task: `zoo.compare.tasks`; with --answers nothing else of these
+gates, course                               of the test data, and in the course of the run: `zoo.compare.telemetry`
 curve                                       [tokens, validation loss] in the course of the run
 params, flops_per_token, state_bytes        what `zoo show` says; states at several lengths
 tokens_per_s, seconds, peak_bytes           of the training: the median of what was logged; the process's peak
@@ -29,6 +30,7 @@ from zoo.compare.protocol import row_length
 from zoo.compare.runs import ANSWERS, FITTED, RESULT, read_json, write_json
 from zoo.compare.statistics import spikes
 from zoo.compare.tasks import accuracies, task_of
+from zoo.compare.telemetry import course, summary_of_gates
 from zoo.metrics import whitespace_ids
 from zoo.recipe import read_recipe
 from zoo.stack import Stack
@@ -72,6 +74,8 @@ def measure(run: Path, answers: bool = False) -> dict[str, Any]:
         "state_bytes": {str(at): account(lm, at)["state_bytes"] for at in STATE_LENGTHS},
         "curve": curve,
         **_course(steps),
+        "gates": summary_of_gates(seen["gates"]),
+        "course": course(run, every),
         **_latencies(lm),
     }
     spec = recipe.data["data"]

@@ -17,12 +17,8 @@ def curves(done: Done) -> Iterator[Block]:
 def positions(done: Done) -> Iterator[Block]:
     yield Heading("Loss by place in the document")
     for key, name, caption in (
-        (
-            "by_position",
-            "positions",
-            "At the training length: mean over the tokens from this place on, up to twice as far.",
-        ),
-        ("long", "positions-long", "On rows longer than those of the training."),
+        ("by_position", "positions", "Mean over the tokens from this place on, up to twice as far; place 0 is at 0.5."),
+        ("long", "positions-long", "The same on rows longer than those of the training."),
     ):
         lines = []
         for recipe, own in done.runs.items():

@@ -27,18 +27,18 @@ class Done:
         return ((name, own[0]) for name, own in self.runs.items())
 
 
-def band(name: str, curves: Sequence[Sequence[Sequence[float]]]) -> Line:
+def band(name: str, curves: Sequence[Sequence[Sequence[float]]], color: int = -1, dashed: bool = False) -> Line:
     """The mean of curves at the places that all have, with its interval."""
     common = sorted(set.intersection(*({point[0] for point in curve} for curve in curves)))
     at = [{point[0]: point[1] for point in curve} for curve in curves]
     means = [interval([curve[x] for curve in at]) for x in common]
     if len(curves) == 1:
-        return Line(name, common, [each.mean for each in means])
+        return Line(name, common, [each.mean for each in means], color=color, dashed=dashed)
     low, high = ([each.ends[side] for each in means] for side in (0, 1))
-    return Line(name, common, [each.mean for each in means], low, high)
+    return Line(name, common, [each.mean for each in means], low, high, color, dashed)
 
 
-def figure(name: str, lines: Sequence[Line], x: str, y: str, caption: str, **options: bool) -> Iterator[Figure]:
+def figure(name: str, lines: Sequence[Line], x: str, y: str, caption: str, **options: Any) -> Iterator[Figure]:
     if svg := chart(lines, x, y, **options):
         yield Figure(name, svg, caption)
 

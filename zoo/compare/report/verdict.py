@@ -12,10 +12,10 @@ from zoo.compare.tasks import ALL
 def verdict(results: Row) -> Iterator[Block]:
     first, *others = results["summary"]
     for row in others:
-        yield Paragraph(_sentence(row, first))
+        yield Paragraph(_sentence(row, first), lead=True)
     for row in results["tasks"]:
         if row["cell"] == ALL and row["recipe"] != first["recipe"]:
-            yield Paragraph(_task_sentence(row, first))
+            yield Paragraph(_task_sentence(row, first), lead=True)
     titles = (
         "recipe",
         "runs",
@@ -26,7 +26,7 @@ def verdict(results: Row) -> Iterator[Block]:
         "speedup (time)",
         "parameters",
     )
-    yield Table(titles, [_summary_row(row) for row in results["summary"]])
+    yield Table(titles, [_summary_row(row, row is first) for row in results["summary"]])
     yield Paragraph(
         "Means with 95% intervals over seeds (Student's t) of the loss on held-out test documents; differences are "
         "paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation losses, "
@@ -66,13 +66,13 @@ def _beyond_chance(row: Row) -> str:
     )
 
 
-def _summary_row(row: Row) -> list[str]:
+def _summary_row(row: Row, first: bool) -> list[str]:
     return [
         row["recipe"],
         str(row["runs"]),
         spread(row.get("mean"), row.get("ci95")),
         spread(row.get("bpb"), row.get("bpb_ci95")),
-        spread(row.get("diff_to_first"), row.get("diff_ci95"), sign=True),
+        "-" if first else spread(row.get("diff_to_first"), row.get("diff_ci95"), sign=True),
         span(row.get("effective_speedup"), row.get("speedup_ci95")),
         number(row.get("effective_speedup_time"), ".2f"),
         number(row.get("params"), ",d"),
