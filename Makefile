@@ -9,7 +9,9 @@ RUN ?= runs/qwen3_next-tiny
 TRITON := .venv-triton
 TRITON_VERSION := 3.9.0
 
-.PHONY: train test test-slow test-triton test-gpu lint format docs golden clean
+JOBS ?= 2
+
+.PHONY: train test test-slow test-triton test-gpu results lint format docs golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +20,7 @@ help:
 	@echo "make test-slow  the long checks"
 	@echo "make test-triton  fla's kernels on the CPU, under Triton's interpreter"
 	@echo "make test-gpu   the checks on a CUDA device"
+	@echo "make results    train the comparisons of docs/results.md (some hours; again: go on), and write it"
 	@echo "make lint       formatting, lint, types, imports"
 	@echo "make docs       write the tables of docs/gates.md anew"
 	@echo "make golden     write the golden first losses of the tiny recipes anew"
@@ -56,6 +59,9 @@ test-triton: $(TRITON)/.base
 
 test-gpu: .venv/.dev
 	$(BIN)/python -m pytest -m gpu -rs
+
+results: .venv/.base
+	OMP_NUM_THREADS=1 $(BIN)/python docs/results/make.py --jobs $(JOBS)
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -70,7 +70,8 @@ def match(recipe: Recipe, target: int, by: Budget = "params", length: int = 4096
             continue
         found = min(found, tried, key=lambda each: abs(each.off))
         if abs(found.off) <= TOLERANCE:
-            changes = differences(*(_with_widths(each, 1.0).stack for each in (recipe, found.recipe)))
+            before, after = (_with_widths(each, 1.0).stack for each in (recipe, found.recipe))  # said alike
+            changes = differences(before, after)
             return dataclasses.replace(found, changes=tuple(changes))
     what = "parameters" if by == "params" else "FLOPs a token"
     raise RecipeError(
