@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from zoo.compare.statistics import FARTHEST, fit_curve, interval, paired, speedup, spike_score, spikes, student_t
+from zoo.compare.statistics import FARTHEST, fit_curve, interval, paired, speedup, spikes, student_t
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,6 @@ def test_spikes_are_found_where_they_are() -> None:
     assert spikes(calm) == []
     calm[200], calm[250] = 3.0, math.nan
     assert spikes(calm) == [200, 250]
-    assert spike_score(calm) == 2 / 300
 
 
 def law(x: float) -> float:

@@ -76,14 +76,19 @@ def main(command: str, args: list[str]) -> int:
         tasks=[] if options.tasks is None else options.tasks.split(","),
     )
     out = Path(options.out).expanduser()
-    _open(out, protocol, options.match, rates, options.resume)
-    for line in _announce(protocol, options.match):
-        print(line, flush=True)
-    chosen = _choose_rates(protocol, out, rates, options.jobs)
-    runs = _runs(protocol, out, range(options.seeds), chosen)
-    beside = _task_runs(protocol, out, range(options.seeds))
-    _execute([*runs, *beside], options.jobs)
-    return _finish(protocol, runs, beside, chosen, out, options)
+    try:
+        _open(out, protocol, options.match, rates, options.resume)
+        for line in _announce(protocol, options.match):
+            print(line, flush=True)
+        chosen = _choose_rates(protocol, out, rates, options.jobs)
+        runs = _runs(protocol, out, range(options.seeds), chosen)
+        beside = _task_runs(protocol, out, range(options.seeds))
+        _execute([*runs, *beside], options.jobs)
+        return _finish(protocol, runs, beside, chosen, out, options)
+    except OSError as error:  # a full disk, a folder that is not ours to write in
+        raise RunFailed(
+            f"zoo compare: {error.filename or out}: {error.strerror or error}; what is done is kept: --resume goes on"
+        ) from error
 
 
 def _rates(text: str | None) -> list[float]:

@@ -83,11 +83,6 @@ def spikes(values: Sequence[float], window: int = WINDOW, sigmas: float = SIGMAS
     return found
 
 
-def spike_score(values: Sequence[float]) -> float:
-    """Share of the steps that are spikes."""
-    return len(spikes(values)) / len(values) if values else 0.0
-
-
 @dataclass(frozen=True)
 class Curve:
     """L(x) = E + A x^-α, through the last of the losses that it was fitted to."""
