@@ -61,7 +61,18 @@ FAMILIES = {
             "gdn_two_sigmoid": Row((TWO_SIGMA,), base="gdn_sigmoid"),
         },
     ),
+    # four layers; of each linear mixer the projections, gates, convolutions and norms beyond those of attention
+    "recall": Family(
+        "attention",
+        {
+            "gdn": Row(mixer="gated_deltanet", more=3088),
+            "kda": Row(mixer="kda", more=8840),
+            "mamba2": Row(mixer="mamba2", more=-5608),
+            "retnet": Row(mixer="retnet", more=0),
+        },
+    ),
 }
+BESIDE = {"recall": ["hybrid"]}  # more than one change: a test of its own
 every_row = pytest.mark.parametrize(
     ("family", "row"), [(name, row) for name, family in FAMILIES.items() for row in family.rows]
 )
@@ -82,7 +93,7 @@ def count(recipe: str) -> int:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_family_is_complete(family: str) -> None:
-    rows = [FAMILIES[family].baseline, *FAMILIES[family].rows]
+    rows = [FAMILIES[family].baseline, *FAMILIES[family].rows, *BESIDE.get(family, [])]
     shipped = [name for name in zoo.list("recipes") if name.startswith(f"{family}/")]
     assert sorted(shipped) == sorted(f"{family}/{row}" for row in rows)
 
@@ -118,6 +129,26 @@ def test_a_row_learns_and_differs_from_the_baseline(family: str, row: str) -> No
         assert all(parameter.grad is not None and parameter.grad.any() for parameter in lm.parameters())
         optimizer.step()
     assert losses[1] < losses[0]
+
+
+def test_the_hybrid_is_three_layers_of_one_row_and_one_of_the_baseline() -> None:
+    """Word for word, so that it is no wider nor narrower than what it is made of."""
+    attention, gdn, hybrid = (read_recipe(f"recall/{row}").data for row in ("attention", "gdn", "hybrid"))
+    stacks = [recipe.pop("model")["stack"] for recipe in (attention, gdn, hybrid)]
+    assert attention == gdn == hybrid
+    blocks = [stack.pop("blocks") for stack in stacks]
+    assert blocks[2] == {**blocks[1], "attn": blocks[0]["memory"]}
+    assert stacks[2] == {**stacks[0], "pattern": ["memory", "memory", "memory", "attn"]}
+
+
+@pytest.mark.parametrize("row", [*FAMILIES["recall"].rows, *BESIDE["recall"]])
+def test_one_line_changes_the_state_of_every_linear_mixer(row: str) -> None:
+    """A state of H·K·V numbers in each of them, and the same H and V in all."""
+    for width in (8, 16):
+        lm = zoo.load(f"recall/{row}", set=[f"blocks.memory.mixer.options.head_dim={width}"], device="meta")
+        state = [layer.mixer.float32_state_size(64) for layer in lm.layers]
+        is_memory = [name == "memory" for name in lm.config.layers]
+        assert state == [width * 2 * 32 * each for each in is_memory]
 
 
 def test_the_baseline_of_the_sinks_has_no_gate() -> None:
