@@ -143,8 +143,8 @@ def test_gates_and_attention_of_the_runs_that_have_them(tmp_path: Path) -> None:
         assert COLORS[0] not in svg
     assert svg.count("stroke-dasharray") == 0
     assert (tmp_path / "figures" / "gates-decay.svg").read_text().count("stroke-dasharray") == 1
-    assert "| older | decay | 0.900 | 0.0% | 50.0% | 1  2  3 | - |" in text
-    assert "| a | decay | 0.900 | 0.0% | 50.0% | 1  2  3 | 2 of 4 |" in text
+    assert "| older | decay | 0.900 | 0.0% | 50.0% | 1, 2, 3 | - |" in text
+    assert "| a | decay | 0.900 | 0.0% | 50.0% | 1, 2, 3 | 2 of 4 |" in text
     by_class = text[text.index("### a: gates by class of token") :]
     assert "| 0 | decay | 0.250 | 12% | 50% | 0.250 | 12% | 50% |" in by_class
     by_head = text[text.index("### a: gates head by head, seed 0 ") :]

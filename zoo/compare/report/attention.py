@@ -69,7 +69,7 @@ def _every_layer(own: Sequence[Row]) -> Table:
             ]
             lives = [layer["half_life"] for layer in layers if layer["half_life"] is not None and slot == "decay"]
             spans = (
-                "  ".join(mean((float(life[key]) for life in lives), ".3g") for key in ("q0.1", "q0.5", "q0.9"))
+                ", ".join(mean((float(life[key]) for life in lives), ".3g") for key in ("q0.1", "q0.5", "q0.9"))
                 if lives
                 else "-"
             )

@@ -65,7 +65,7 @@ def _levels(own: Sequence[Row], slot: str) -> list[str]:
 
 def _lives(own: Sequence[Row], slot: str) -> str:
     lives = [layer["half_life"] for run in own for layer in run["layers"] if layer["half_life"] and slot == "decay"]
-    return "  ".join(mean((float(life[at]) for life in lives), ".3g") for at in lives[0]) if lives else "-"
+    return ", ".join(mean((float(life[at]) for life in lives), ".3g") for at in lives[0]) if lives else "-"
 
 
 def _dead(own: Sequence[Row], slot: str) -> str:
