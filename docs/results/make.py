@@ -57,8 +57,8 @@ STUDIES = {
         "learn the lengths of the training (3 to 40), and only the second may hold beyond them (to 256).",
         "Cut from the published setting: every position is asked for the parity so far, and not the last one only; "
         "width 64 for 128, batch 64 for 256, at most 1,000 steps for 20,000, stopped at 99% on the training lengths; "
-        "no convolution; a learning rate of its own. A write strength that fails here may do better with more steps, at "
-        "the lengths that it has seen.",
+        "no convolution; a learning rate of its own. A write strength that fails here may do better with more steps, "
+        "at the lengths that it has seen.",
         {"parity_deltanet": _parity("deltanet"), "parity_gdn": _parity("gdn")},
     ),
     "recall": Study(

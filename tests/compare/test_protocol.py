@@ -35,6 +35,13 @@ def test_a_sweep_makes_variants_of_the_first() -> None:
     assert gates == [None, {"output": "sigmoid"}, {"output": "silu"}]
 
 
+def test_a_sweep_of_assignments_changes_several_places_at_once() -> None:
+    output = "blocks.attn.mixer.gates.output=silu"
+    protocol = make_protocol([ROWS], sweep=f"model.set=[{output}, [{output}, n_layers=3]]", tokens=50_000)
+    assert [entry.name for entry in protocol.entries][1:] == [f"{ROWS} output=silu", f"{ROWS} output=silu n_layers=3"]
+    assert [entry.recipe.stack["n_layers"] for entry in protocol.entries] == [4, 4, 3]
+
+
 def test_matching_is_a_choice() -> None:
     plain = make_protocol(["transformer/tiny", "gla/tiny"], tokens=50_000, by="none")
     assert all(not entry.changes for entry in plain.entries)

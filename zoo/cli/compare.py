@@ -39,7 +39,11 @@ def main(command: str, args: list[str]) -> int:
         "--match", choices=("params", "flops", "none"), default="params", help="what all have as much of as the first"
     )
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change every stack")
-    parser.add_argument("--sweep", metavar="PATH=[A,B]", help="a variant of the first recipe for every value")
+    parser.add_argument(
+        "--sweep",
+        metavar="PATH=[A,B]",
+        help="a variant of the first recipe for every value; model.set=[PATH=A,[PATH=B,PATH=C]]",
+    )
     parser.add_argument(
         "--lr", metavar="A,B,C", help="learning rates to try; the best on validation is used for all seeds"
     )

@@ -64,9 +64,9 @@ def make_protocol(
     imports: Sequence[str] = (),
     tasks: Sequence[str] = (),
 ) -> Protocol:
-    """Reads the recipes, and makes one protocol of them. `sets` change every stack; `sweep`, `PATH=[a, b]`, makes a
-    variant of the first recipe of every value; `tokens` are those of a run, else the first recipe's steps hold; `tasks`
-    are names or files, as `read_tasks` takes them.
+    """Reads the recipes, and makes one protocol of them. `sets` change every stack; `sweep`, `PATH=[a, b]` or
+    `model.set=[PATH=a, [PATH=b, PATH=c]]`, makes a variant of the first recipe of every value; `tokens` are those of a
+    run, else the first recipe's steps hold; `tasks` are names or files, as `read_tasks` takes them.
 
     RecipeError for recipes that differ in what spoils the comparison (unless `allow`), and for a budget that cannot be
     met.
@@ -110,9 +110,18 @@ def _swept(named: tuple[str, Recipe], sweep: str) -> list[tuple[str, Recipe]]:
     values = parse_yaml(text, "--sweep") if equals else None
     if not isinstance(values, list) or not values:
         raise RecipeError(f"zoo compare: --sweep: expected PATH=[value, value], found '{sweep}'")
-    words = ["null" if value is None else str(value) for value in values]
-    path = path.removeprefix("model.set.").removeprefix("model.stack.")
-    return [(f"{name} {path.rpartition('.')[2]}={word}", read_recipe(recipe, [f"{path}={word}"])) for word in words]
+    if path == "model.set":
+        changes = [[str(one) for one in (value if isinstance(value, list) else [value])] for value in values]
+    else:
+        path = path.removeprefix("model.set.").removeprefix("model.stack.")
+        changes = [[f"{path}={'null' if value is None else value}"] for value in values]
+    return [(" ".join([name, *map(_last_part, each)]), read_recipe(recipe, each)) for each in changes]
+
+
+def _last_part(assignment: str) -> str:
+    """`blocks.attn.mixer.gates.output=silu` -> `output=silu`."""
+    path, equals, value = assignment.partition("=")
+    return path.rpartition(".")[2] + equals + value
 
 
 def _check_alike(name: str, recipe: Recipe, first_name: str, first: Recipe, same_tokens: bool, allow: bool) -> None:
