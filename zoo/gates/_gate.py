@@ -39,6 +39,11 @@ class Gate(nn.Module, ABC):
     def forward(self, x: Any) -> Any:
         """The gate's values for x: a tensor [B,T,d_in], but for a write gate that reads the decay."""
 
+    def is_watched(self) -> bool:
+        """Whether its values are forced, recorded or looked at by anybody: then `forward` has to give them."""
+        hooks = (self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
+        return bool(self.forcing) or len(self._forward_hooks) > 1 or any(hooks)
+
     def forced(self, given: Any, value: float | Tensor) -> Any:
         """What the gate returns instead of `given` when its values are forced to `value`, in the gate's own unit."""
         return full_like(given, value)
