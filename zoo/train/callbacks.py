@@ -19,7 +19,15 @@ def default_callbacks(
     given: Sequence[Callback] = (), config: dict[str, Any] | None = None, force: bool = False
 ) -> list[Callback]:
     """The user's callbacks, and of ours those that the user did not give; `config` is the resolved recipe."""
-    ours = (RandomState(), RunFolder(config, force), StepProgress(), Sample(), ExpertLoads(), GateStatistics(), Checkpoints())
+    ours = (
+        RandomState(),
+        RunFolder(config, force),
+        StepProgress(),
+        Sample(),
+        ExpertLoads(),
+        GateStatistics(),
+        Checkpoints(),
+    )
     missing = [one for one in ours if not any(isinstance(other, type(one)) for other in given)]
     # the random state first: what the user's callbacks draw must be drawn behind its restoration
     return sorted([*given, *missing], key=lambda callback: not isinstance(callback, RandomState))
