@@ -76,7 +76,7 @@ def force(model: nn.Module, pattern: str, value: float | Tensor) -> Iterator[Non
 
     The value speaks the gate's own unit: decay exp(log_decay) (1 never forgets, 0 forgets all), write beta, output
     the score, branch the weights. A tensor must broadcast to the gate's values. Where blocks nest, the inner one
-    counts. RecipeError when no gate matches.
+    counts. A forced gate and the norm before it are two steps. RecipeError when no gate matches.
     """
     if not isinstance(pattern, str):
         raise RecipeError(f"force: expected a pattern like 'layers.*.mixer.gates.output', found {pattern!r}")
