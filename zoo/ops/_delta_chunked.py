@@ -21,6 +21,8 @@ part of w, so that it may differ between channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -96,10 +98,11 @@ def _forward(span: Span, q, k, v, log_decay, beta, scale, state, kept: list[Tens
     inside, rest = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
     inverse, m = inside.triangles()
     (k_start, q_start), o = inside.rows_start.unbind(2), torch.empty_like(rest)
+    entering: Sequence[Tensor | None] = [None] * len(span.sizes)
     if kept:
+        entering = kept[0].split_with_sizes(span.sizes)
         kept[1].copy_(inverse)
         kept[2].copy_(m)
-    entering = kept[0].split_with_sizes(span.sizes) if kept else [None] * len(span.sizes)
     steps = span.by_step(state, k_start, q_start, inside.w_end.mT, inside.decay.total, inverse, m, rest, o)
     for s_0, (s, k_t, q_t, w_t, total, inverse_t, m_t, rest_t, o_t) in zip(entering, steps, strict=True):
         if s_0 is not None:

@@ -63,7 +63,8 @@ def _torch(x: Tensor, z: Tensor, weight: Tensor, activation: str, eps: float) ->
 
 def _in_turn(x: Tensor, z: Tensor, weight: Tensor, activation: str, eps: float) -> tuple[Tensor, Tensor]:
     """y, and r = (mean(x^2) + eps)^-1/2."""
-    x, z, weight, dtype = *(y.to(working_dtype(x)) for y in (x, z, weight)), x.dtype
+    dtype = x.dtype
+    x, z, weight = (y.to(working_dtype(x)) for y in (x, z, weight))
     r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     return (x * r).mul_(weight).mul_(_gate(z, activation)).to(dtype), r
 
