@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +38,22 @@ def test_it_is_norm_and_then_gate(activation: str) -> None:
     x, z = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 3, 8)
     score = {"silu": F.silu, "sigmoid": torch.sigmoid}[activation](z)
     assert_close(gated_norm(x, z, 1 + norm.weight, activation=activation, eps=1e-3), norm(x) * score, 1e-6)
+
+
+@activations
+def test_rows_in_blocks_and_second_derivatives(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["zoo.ops.gated_norm"], "BLOCK", 9)  # two rows and a remainder, of five
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 4), (5, 4), (4,))]
+
+    def op(*xs: torch.Tensor) -> torch.Tensor:
+        return gated_norm(*xs, activation=activation, eps=1e-3, backend="torch")
+
+    assert torch.autograd.gradcheck(op, tensors)
+    assert torch.autograd.gradgradcheck(op, tensors)
+    for i, x in enumerate(tensors):
+        few = [y if j == i else y.detach() for j, y in enumerate(tensors)]
+        alone, wanted = torch.autograd.grad(op(*few).sum(), x), torch.autograd.grad(op(*tensors).sum(), x)
+        assert torch.equal(alone[0], wanted[0])
 
 
 def test_it_is_rounded_once() -> None:

@@ -39,6 +39,11 @@ class Gate(nn.Module, ABC):
     def forward(self, x: Any) -> Any:
         """The gate's values for x: a tensor [B,T,d_in], but for a write gate that reads the decay."""
 
+    def is_watched(self) -> bool:
+        """Whether its values are forced, recorded or looked at by anybody: then `forward` has to give them."""
+        hooks = (self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
+        return bool(self.forcing) or len(self._forward_hooks) > 1 or any(hooks)
+
     def forced(self, given: Any, value: float | Tensor) -> Any:
         """What the gate returns instead of `given` when its values are forced to `value`, in the gate's own unit."""
         return full_like(given, value)
@@ -71,7 +76,7 @@ def force(model: nn.Module, pattern: str, value: float | Tensor) -> Iterator[Non
 
     The value speaks the gate's own unit: decay exp(log_decay) (1 never forgets, 0 forgets all), write beta, output
     the score, branch the weights. A tensor must broadcast to the gate's values. Where blocks nest, the inner one
-    counts. RecipeError when no gate matches.
+    counts. A forced gate and the norm before it are two steps. RecipeError when no gate matches.
     """
     if not isinstance(pattern, str):
         raise RecipeError(f"force: expected a pattern like 'layers.*.mixer.gates.output', found {pattern!r}")

@@ -8,9 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part, decode_options, option_parameters
+from zoo.gates.output import ProjectedOutput
 from zoo.nn import LayerNorm, RMSNorm
+from zoo.nn.norm import is_called_often
 from zoo.registry import GATES, MIXERS, RecipeError
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, Slot, SlotSpec
@@ -127,6 +130,8 @@ class Mixer(nn.Module, ABC):
     def read_out(self, o: Tensor, x: Tensor, bonus: Tensor | None = None) -> Tensor:
         """o [B,T,H,V] through norm and output gate in this mixer's order, flattened to [B,T,H·V]. `bonus` is added
         behind the norm."""
+        if bonus is None and (fused := self.fused_read_out(o, x)) is not None:
+            return fused
         if self.gate_order == "gate_first":
             o = self.gated("output", o, x)
         if self.o_norm is not None:
@@ -136,6 +141,21 @@ class Mixer(nn.Module, ABC):
         if self.gate_order == "norm_first":
             o = self.gated("output", o, x)
         return o.flatten(-2)
+
+    def fused_read_out(self, o: Tensor, x: Tensor) -> Tensor | None:
+        """The read-out with norm and gate in one step; None where that is not possible (another order, norm or gate, a
+        gate that is forced or recorded) or takes longer (a token that is decoded)."""
+        norm = self.o_norm
+        if "output" not in self.gates or not isinstance(norm, RMSNorm) or self.gate_order != "norm_first":
+            return None
+        gate = self.gates["output"]
+        if not isinstance(gate, ProjectedOutput) or norm.groups > 1 or not gate.is_fusible() or is_called_often(o):
+            return None
+        z, weight = gate.logits(x), 1 + norm.weight if norm.zero_centered else norm.weight
+        if self.full_norm:
+            o, z = o.flatten(-2), z.flatten(-2)
+        y: Tensor = ops.gated_norm(o, z, weight, activation=str(gate.activation), eps=norm.eps)
+        return y if self.full_norm else y.flatten(-2)
 
     def post(self, y: Tensor, x: Tensor) -> Tensor:
         """y [B,T,D] through the gate behind the output projection, for which D is one head."""

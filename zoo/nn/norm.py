@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.groups == 1 and _is_called_often(x):
+        if self.groups == 1 and is_called_often(x):
             return _in_few_calls(x, self.weight, self.eps, x.shape[-1], self.zero_centered)
         weight = 1 + self.weight if self.zero_centered else self.weight
         if self.groups == 1:
@@ -99,10 +99,10 @@ def _scaled(x: Tensor, weight: Tensor | None, eps: float, n: int) -> Tensor:
     if torch.is_grad_enabled():
         y: Tensor = _Scaled.apply(x, weight, eps, n)
         return y
-    return _in_few_calls(x, weight, eps, n) if _is_called_often(x) else _scale(x, weight, eps, n)[0]
+    return _in_few_calls(x, weight, eps, n) if is_called_often(x) else _scale(x, weight, eps, n)[0]
 
 
-def _is_called_often(x: Tensor) -> bool:
+def is_called_often(x: Tensor) -> bool:
     """Whether x is a token that is decoded on a CPU: then a norm costs what it takes to call its operations."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.ndim < 3 or x.shape[1] > 1:
         return False

@@ -128,6 +128,7 @@ class Span:
         self.steps = [(slice(a, b), slice(lane, lane + b - a)) for a, b in pairwise(edges)]
         self.n, first = edges[-1], chunks.starts[steps.start] * chunks.v_heads + lane
         self.rows = slice(first, first + self.n)
+        self.sizes = [at.stop - at.start for at, _ in self.steps]
         if chunks.packed:
             unit = chunks.starts[steps.start] + sequences.start
             self._place(*(x[unit : unit + sum(running)] for x in (chunks.token, chunks.pads)))
@@ -140,6 +141,11 @@ class Span:
         if pads.any():
             self.pads, self.place = pads[:, None, :, None].to(device), token[~pads].to(device)
             self.real = (~pads).flatten().nonzero()[:, 0].to(device)
+
+    def by_step(self, state: Tensor, *xs: Tensor) -> list[tuple[Tensor, ...]]:
+        """For each step the lanes of a state [L,K,V] that run in it, and its rows of each x [n,...]: views."""
+        lanes = [state[lanes] for _, lanes in self.steps]
+        return list(zip(lanes, *(x.split_with_sizes(self.sizes) for x in xs), strict=True))
 
     def _of(self, x: Tensor) -> Tensor:
         """This span's tokens and heads of x [B,T,H,...], H a divisor of HV; all tokens where documents are packed."""

@@ -21,6 +21,8 @@ part of w, so that it may differ between channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,7 @@ class _Inside:
         span.cut(q, self.rows[:, :, 1]).mul_(scale)
         self.w = w.mul_(self.beta)
         self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None])
-        self.rows_start, self.w_end = self.decay.rows_start.flatten(1, 2), self.decay.cols_end.flatten(1, 2)
+        self.rows_start, self.w_end = self.decay.rows_start, self.decay.cols_end.squeeze(2)
 
     def triangles(self) -> tuple[Tensor, Tensor]:
         """(I + A)^-1 and M."""
@@ -74,20 +76,7 @@ class _DeltaRule(torch.autograd.Function):
         kept = chunks.kept(ctx, shape, square, square)
         o = empty_like(v)
         for span in chunks.spans:
-            inside, v_span = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
-            inverse, m = inside.triangles()
-            if kept:
-                kept[1][span.rows], kept[2][span.rows] = inverse, m
-            o_span = torch.empty_like(v_span)
-            for at, lanes in span.steps:
-                entering = state[lanes]
-                if kept:
-                    kept[0][span.rows][at] = entering
-                of_k, of_q = torch.bmm(inside.rows_start[at], entering).unflatten(1, (-1, 2)).unbind(2)
-                u = torch.bmm(inverse[at], v_span[at].sub_(of_k))
-                torch.baddbmm(of_q, m[at], u, out=o_span[at])
-                entering.mul_(inside.decay.total[at]).baddbmm_(inside.w_end[at].mT, u)
-            span.join(o_span, o)
+            span.join(_forward(span, q, k, v, log_decay, beta, scale, state, [x[span.rows] for x in kept]), o)
         ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
         return o, chunks.join_state(state)
@@ -104,6 +93,26 @@ class _DeltaRule(torch.autograd.Function):
         return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
 
+def _forward(span: Span, q, k, v, log_decay, beta, scale, state, kept: list[Tensor]) -> Tensor:
+    """The outputs of a span's tokens; the state, in place, is that before them, then that after them."""
+    inside, rest = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
+    inverse, m = inside.triangles()
+    (k_start, q_start), o = inside.rows_start.unbind(2), torch.empty_like(rest)
+    entering: Sequence[Tensor | None] = [None] * len(span.sizes)
+    if kept:
+        entering = kept[0].split_with_sizes(span.sizes)
+        kept[1].copy_(inverse)
+        kept[2].copy_(m)
+    steps = span.by_step(state, k_start, q_start, inside.w_end.mT, inside.decay.total, inverse, m, rest, o)
+    for s_0, (s, k_t, q_t, w_t, total, inverse_t, m_t, rest_t, o_t) in zip(entering, steps, strict=True):
+        if s_0 is not None:
+            s_0.copy_(s)
+        u = torch.bmm(inverse_t, rest_t.baddbmm_(k_t, s, alpha=-1))
+        torch.bmm(q_t, s, out=o_t).baddbmm_(m_t, u)
+        s.mul_(total).baddbmm_(w_t, u)
+    return o
+
+
 def _backward(span: Span, inputs, scale, kept, grad_out, grad_state, grads) -> None:
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
@@ -115,13 +124,13 @@ def _backward(span: Span, inputs, scale, kept, grad_out, grad_state, grads) -> N
     grad_reads = pairs_like(u)
     grad_o = span.cut(grad_out, grad_reads[:, :, 1], zero_pads=True)
     grad_u = torch.bmm(m.mT, grad_o)
-    leaving = torch.empty_like(states)
+    leaving, rows_start = torch.empty_like(states), inside.rows_start.flatten(1, 2)
     for at, lanes in reversed(span.steps):
         grad = grad_state[lanes]
         leaving[at] = grad
         grad_u[at].baddbmm_(inside.w_end[at], grad)
         grad_reads[at][:, :, 0] = torch.bmm(inverse[at].mT, grad_u[at]).neg_()
-        grad.mul_(decay.total[at]).baddbmm_(inside.rows_start[at].mT, grad_reads[at].flatten(1, 2))
+        grad.mul_(decay.total[at]).baddbmm_(rows_start[at].mT, grad_reads[at].flatten(1, 2))
 
     flat = grad_reads.flatten(1, 2)
     grad_scores = torch.bmm(flat, u.mT).view(*rows.shape[:3], -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -41,7 +41,12 @@ class ProjectedOutput(OutputGate):
     `head_shared` is the paper's: every head's scores are computed and then averaged over the heads, so it has as many
     parameters as elementwise (Qiu et al. 2025, §3.2.1). W_g is full, or goes through a bottleneck (`rank`); with a
     `bias` it is W_g x + b, as in fla's KDA.
+
+    `activation` names an f that `zoo.ops.gated_norm` knows: norm and gate are then one step where nobody asks for the
+    score.
     """
+
+    activation: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class ProjectedOutput(OutputGate):
     ):
         super().__init__()
         self.additive = additive
-        self.shared = granularity == "head_shared"
+        self.shared, self.head_dim = granularity == "head_shared", slot.head_dim
         self.shape = (slot.n_heads, 1 if granularity == "headwise" else slot.head_dim)
         self.g_proj = projection(slot.d_in, self.shape[0] * self.shape[1], rank, slot.head_dim, bias=bias)
         self.reset_parameters()
@@ -67,8 +72,18 @@ class ProjectedOutput(OutputGate):
         """The score from z = W_g x, elementwise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        score = self.activate(float32(self.g_proj(x)).view(*x.shape[:-1], *self.shape))
+        score = self.activate(float32(self.logits(x)))
         return score.mean(-2, keepdim=True) if self.shared else score
+
+    def logits(self, x: Tensor) -> Tensor:
+        """z = W_g x, [B,T,H,E or 1], in the dtype of the model."""
+        z: Tensor = self.g_proj(x)
+        return z.view(*x.shape[:-1], *self.shape)
+
+    def is_fusible(self) -> bool:
+        """Whether the score is f(z) for every channel by itself, f has a name, and nobody wants to see it."""
+        plain = not (self.additive or self.shared or self.is_watched()) and self.shape[1] == self.head_dim
+        return plain and self.activation is not None and type(self).forward is ProjectedOutput.forward
 
 
 __all__ = ["Granularity", "OutputGate", "ProjectedOutput", "Rank", "float32", "register"]

@@ -15,5 +15,7 @@ class SigmoidOutput(ProjectedOutput):
     Gated attention (arXiv:2505.06708), Qwen3-Next (elementwise), Ling-3.0's MLA (headwise), KDA.
     """
 
+    activation = "sigmoid"
+
     def activate(self, z: Tensor) -> Tensor:
         return z.sigmoid()

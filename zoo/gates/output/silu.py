@@ -16,5 +16,7 @@ class SiLUOutput(ProjectedOutput):
     RetNet (arXiv:2307.08621), GLA, Gated DeltaNet (arXiv:2412.06464), Qwen3-Next's linear layers.
     """
 
+    activation = "silu"
+
     def activate(self, z: Tensor) -> Tensor:
         return F.silu(z)
