@@ -263,10 +263,10 @@ def test_reading_is_reducing_what_is_recorded(name: str, layout: str) -> None:
         tokens = tokens.reshape(1, -1)
     classes = token_classes(tokens, **LAYOUTS[layout], whitespace=torch.arange(0, 29, 2))
     reader = GateReader(lm, classes=True)
-    before = [len(gate._forward_hooks) for gate in reader.gates.values()]
+    before = [len(gate.readers) for gate in reader.gates.values()]
     with zoo.record(lm) as gates, reader.reading(classes):
         lm(tokens, **LAYOUTS[layout])
-    assert [len(gate._forward_hooks) for gate in reader.gates.values()] == before
+    assert [len(gate.readers) for gate in reader.gates.values()] == before
     rows = reader.rows()
     assert rows == gate_statistics(gates, lm, classes)
     assert {row["slot"] for row in rows} == {path.rpartition(".")[2] for path in gates}

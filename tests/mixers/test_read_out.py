@@ -43,12 +43,16 @@ def run(lm: Stack) -> tuple[int, list[Tensor]]:
 @pytest.mark.parametrize("gate", ["silu", "sigmoid", {"name": "sigmoid", "options": {"rank": 3, "bias": True}}])
 def test_one_step_is_two(gate: Any, out_norm: str, zero_centered: bool) -> None:
     lm = model(gate, zero_centered, out_norm=out_norm)
-    fused, got = run(lm)
-    with zoo.record(lm):
+    with zoo.record(lm) as seen:
+        fused, got = run(lm)
+    lm.layers[0].mixer.gates["output"].register_forward_hook(lambda *given: None)
+    with zoo.record(lm) as want_seen:
         apart, want = run(lm)
     assert (fused, apart) == (1, 0)
     for x, y in zip(got, want, strict=True):
         assert_close(x, y, 1e-12)
+    for name, values in want_seen.items():
+        assert_close(seen[name], values, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,17 @@ def test_two_steps_where_one_says_something_else(options: dict[str, Any]) -> Non
     assert run(model(**options))[0] == 0
 
 
-def test_whoever_looks_at_a_gate_sees_it() -> None:
+def test_whoever_reads_a_gate_changes_no_bit() -> None:
+    lm = model()
+    _, alone = run(lm)
+    with zoo.record(lm) as seen:
+        fused, read = run(lm)
+    assert fused == 1
+    assert all(map(torch.equal, alone, read))
+    assert seen["layers.0.mixer.gates.output"].shape == (2, 15, 2, 8)
+
+
+def test_whoever_alters_a_gate_is_heard() -> None:
     lm = model()
     gate = lm.layers[0].mixer.gates["output"]
     with zoo.force(lm, "layers.0.mixer.gates.output", 0.0):

@@ -8,6 +8,6 @@
 | branch | parallel branches | `weights` | the mixer, which sums |
 """
 
-from zoo.gates._gate import Gate, force, named_gates, record
+from zoo.gates._gate import Gate, force, named_gates, reading, record
 
-__all__ = ["Gate", "force", "named_gates", "record"]
+__all__ = ["Gate", "force", "named_gates", "reading", "record"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -32,15 +33,27 @@ class Gate(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.forcing: list[float | Tensor] = []
-        # the first hook of all, so that whoever records sees what the mixer gets
+        self.readers: list[Callable[[Tensor], None]] = []
         self.register_forward_hook(_give_forced)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = super().__call__(*args, **kwargs)
+        self.tell(given)  # behind all hooks, so that a reader sees what the mixer gets
+        return given
+
+    def tell(self, given: Any) -> None:
+        """Shows what `forward` returned to whoever reads, in the gate's own unit and detached."""
+        for reader in self.readers:
+            with torch.no_grad():
+                reader(self.values(given).detach())
 
     @abstractmethod
     def forward(self, x: Any) -> Any:
         """The gate's values for x: a tensor [B,T,d_in], but for a write gate that reads the decay."""
 
-    def is_watched(self) -> bool:
-        """Whether its values are forced, recorded or looked at by anybody: then `forward` has to give them."""
+    def is_altered(self) -> bool:
+        """Whether its values are forced, or a hook may have made others of them: then the mixer has to take those. (One
+        that only reads them alters nothing.)"""
         hooks = (self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
         return bool(self.forcing) or len(self._forward_hooks) > 1 or any(hooks)
 
@@ -105,19 +118,21 @@ def record(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     packed, [1, real tokens, ...].
     """
     seen: dict[str, Tensor] = {}
-
-    def reader(name: str) -> Any:
-        def read(module: Gate, args: Any, given: Any) -> None:
-            seen[name] = module.values(given).detach()
-
-        return read
-
-    hooks = [gate.register_forward_hook(reader(name)) for name, gate in named_gates(model).items()]
-    try:
+    with reading(named_gates(model), seen.__setitem__):
         yield seen
+
+
+@contextmanager
+def reading(gates: Mapping[str, Gate], read: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Within the block each gate shows the values of every call: read(name, values)."""
+    readers = {name: partial(read, name) for name in gates}
+    for name, gate in gates.items():
+        gate.readers.append(readers[name])
+    try:
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for name, gate in gates.items():
+            gate.readers.remove(readers[name])
 
 
 def float32(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from zoo.gates import Gate, named_gates
+from zoo.gates import Gate, named_gates, reading
 from zoo.gates.write import WriteGate
 from zoo.registry import GATES, did_you_mean
 from zoo.sequence import lay_out
@@ -166,7 +166,7 @@ def _quantiles(sample: Tensor, weight: Tensor) -> Tensor:
 
 
 class GateReader:
-    """The statistics of every gate of a model, each reduced in the gate's own forward hook: none is kept.
+    """The statistics of every gate of a model, each reduced as soon as it is there: no values are kept.
 
     `classes`: whether those of the CLASSES of tokens are to be told apart.
     """
@@ -181,17 +181,8 @@ class GateReader:
     @contextmanager
     def reading(self, classes: Tensor | None = None) -> Iterator[None]:
         """Within the block reads what the gates give in every forward pass; `classes` are those of its tokens."""
-        with ExitStack() as hooks:
-            for name, gate in self.gates.items():
-                hooks.callback(gate.register_forward_hook(self._hook(name, classes)).remove)
+        with reading(self.gates, lambda name, values: self.add(name, values, classes)):
             yield
-
-    def _hook(self, name: str, classes: Tensor | None) -> Any:
-        def read(gate: Gate, args: Any, given: Any) -> None:
-            with torch.no_grad():
-                self.add(name, gate.values(given), classes)
-
-        return read
 
     def add(self, name: str, values: Tensor, classes: Tensor | None = None) -> None:
         """values [B,T,...] of the gate at path `name`; classes [B,T], as `token_classes` gives them."""

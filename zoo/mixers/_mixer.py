@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part, decode_options, option_parameters
-from zoo.gates.output import ProjectedOutput
+from zoo.gates.output import ProjectedOutput, float32
 from zoo.nn import LayerNorm, RMSNorm
 from zoo.nn.norm import is_called_often
 from zoo.registry import GATES, MIXERS, RecipeError
@@ -144,7 +144,7 @@ class Mixer(nn.Module, ABC):
 
     def fused_read_out(self, o: Tensor, x: Tensor) -> Tensor | None:
         """The read-out with norm and gate in one step; None where that is not possible (another order, norm or gate, a
-        gate that is forced or recorded) or takes longer (a token that is decoded)."""
+        gate that is forced or hooked) or takes longer (a token that is decoded)."""
         norm = self.o_norm
         if "output" not in self.gates or not isinstance(norm, RMSNorm) or self.gate_order != "norm_first":
             return None
@@ -152,6 +152,8 @@ class Mixer(nn.Module, ABC):
         if not isinstance(gate, ProjectedOutput) or norm.groups > 1 or not gate.is_fusible() or is_called_often(o):
             return None
         z, weight = gate.logits(x), 1 + norm.weight if norm.zero_centered else norm.weight
+        if gate.readers:
+            gate.tell(gate.activate(float32(z.detach())))
         if self.full_norm:
             o, z = o.flatten(-2), z.flatten(-2)
         y: Tensor = ops.gated_norm(o, z, weight, activation=str(gate.activation), eps=norm.eps)

@@ -30,8 +30,8 @@ def gated_norm(
 ) -> Tensor:
     """y [...,D] in x's dtype, from x and z [...,D] and weight [D]; a zero-centred norm passes 1 + weight.
 
-    z is what a gate computes before its activation. A gate that is forced or recorded has to show its score: then norm
-    and gate go one after the other, outside this op.
+    z is what a gate computes before its activation. Where a gate is forced, or a hook may alter it, another score takes
+    its place: then norm and gate go one after the other, outside this op.
 
     Raises ValueError where shapes do not fit together, RecipeError for another activation. The backend `fla` is
     differentiable once.

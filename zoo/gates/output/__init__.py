@@ -42,8 +42,8 @@ class ProjectedOutput(OutputGate):
     parameters as elementwise (Qiu et al. 2025, §3.2.1). W_g is full, or goes through a bottleneck (`rank`); with a
     `bias` it is W_g x + b, as in fla's KDA.
 
-    `activation` names an f that `zoo.ops.gated_norm` knows: norm and gate are then one step where nobody asks for the
-    score.
+    `activation` names an f that `zoo.ops.gated_norm` knows: norm and gate are then one step, where nobody puts another
+    score in the place of this one.
     """
 
     activation: ClassVar[str | None] = None
@@ -81,8 +81,8 @@ class ProjectedOutput(OutputGate):
         return z.view(*x.shape[:-1], *self.shape)
 
     def is_fusible(self) -> bool:
-        """Whether the score is f(z) for every channel by itself, f has a name, and nobody wants to see it."""
-        plain = not (self.additive or self.shared or self.is_watched()) and self.shape[1] == self.head_dim
+        """Whether the score is f(z) for every channel by itself, f has a name, and nobody puts another in its place."""
+        plain = not (self.additive or self.shared or self.is_altered()) and self.shape[1] == self.head_dim
         return plain and self.activation is not None and type(self).forward is ProjectedOutput.forward
 
 
