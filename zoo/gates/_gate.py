@@ -31,6 +31,7 @@ class Gate(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        self.own_hooks = (_give_forced,)
         self.forcing: list[float | Tensor] = []
         # the first hook of all, so that whoever records sees what the mixer gets
         self.register_forward_hook(_give_forced)
