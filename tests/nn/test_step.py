@@ -110,6 +110,7 @@ def test_gates_are_read_and_forced_between_recorded_tokens(hybrid):
         hybrid(tokens[:, 8:9], cache=cache)
     with zoo.record(hybrid) as expected:
         hybrid(tokens[:, :9])
+    assert gates.keys() == expected.keys() != set()
     for name, values in gates.items():
         torch.testing.assert_close(values, expected[name][:, -1:], rtol=1e-4, atol=1e-5)
     decoded(hybrid, tokens[:, :12], cache, 9)
@@ -127,6 +128,7 @@ def test_hooks_of_anybody_run(hybrid):
     hook = hybrid.layers[2].mixer.o_proj.register_forward_hook(lambda module, args, y: seen.append(y))
     hybrid(tokens[:, 8:9], cache=cache)
     hook.remove()
+    assert len(seen) == 1
     everywhere = nn.modules.module.register_module_forward_hook(lambda module, args, y: seen.append(y))
     hybrid(tokens[:, 9:10], cache=cache)
     everywhere.remove()
