@@ -35,12 +35,20 @@ class Block(nn.Module):
             self.ffn_residual: Residual = build(RESIDUALS, getattr(config, name), f"{place}.{name}", context)
 
     def forward(self, stream: Any, layout: Layout, cache: LayerCache | None = None) -> Any:
-        mixer, ffn, own = self.mixer, self.ffn, None
-        if cache is not None:
-            own = cache.under("ffn")
-            mixer, ffn = cache.joined(mixer), own.joined(ffn)
-        stream = self.mixer_residual(stream, lambda x: mixer(x, layout, cache))
-        return stream if ffn is None else self.ffn_residual(stream, lambda x: ffn(x, layout, own))
+        if cache is None:
+            stream = self._mix(self.mixer, stream, layout)
+            return stream if self.ffn is None else self._feed(self.ffn, stream, layout)
+        stream = cache.step(self._mix, self.mixer, self.mixer_residual)(stream, layout, cache)
+        if self.ffn is None:
+            return stream
+        own = cache.under("ffn")
+        return own.step(self._feed, self.ffn, self.ffn_residual)(stream, layout, own)
+
+    def _mix(self, mixer: Any, stream: Any, layout: Layout, cache: LayerCache | None = None) -> Any:
+        return self.mixer_residual(stream, lambda x: mixer(x, layout, cache))
+
+    def _feed(self, ffn: Any, stream: Any, layout: Layout, cache: LayerCache | None = None) -> Any:
+        return self.ffn_residual(stream, lambda x: ffn(x, layout, cache))
 
 
 def build_streams(config: BlockConfig, context: LayerContext, place: str) -> Streams | None:

@@ -8,19 +8,20 @@ a block of tokens (compressed keys). Rows of the batch are documents.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.nn import previous_token
-from zoo.nn.joined import Joined
+from zoo.nn.step import Step
+from zoo.ops._live import live
 from zoo.sequence import Layout
 
-_joined: WeakKeyDictionary[LayerCache, Joined] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[LayerCache, Step] = WeakKeyDictionary()
 """Beside the caches and not in them: a copy of a cache takes no weights along, and its size is that of its memory."""
 
 
@@ -43,20 +44,21 @@ class LayerCache:
             self._parts[name] = part
         return self._parts[name]
 
-    def joined(self, part: Any) -> Any:
-        """The mixer or FFN that owns this memory, calling which takes the fewest products; None for None."""
-        if part is None:
-            return None
-        joined = _joined.get(self)
-        if joined is None or joined.part is not part:
-            joined = _joined[self] = Joined(part)
-        return joined
+    def step(self, run: Callable[..., Any], part: nn.Module, around: nn.Module) -> Step:
+        """run(part, stream, layout, cache) in the least time, where `part` owns this memory and has `around` for its
+        residual form or norm."""
+        step = _steps.get(self)
+        if step is None or step.part is not part or step.around is not around:
+            step = _steps[self] = Step(run, part, around)
+        return step
 
+    @live()
     def read(self, name: str, layout: Layout) -> Tensor | None:
         """The state `name` [N,...] of the documents of this call; None before the first."""
         state = self.states.get(f"{self.prefix}{name}")
         return state if state is None or layout.rows is None else state[layout.rows]
 
+    @live()
     def write(self, name: str, state: Tensor, layout: Layout) -> None:
         """Keeps the state [N,...] of the documents of this call."""
         name = f"{self.prefix}{name}"
@@ -101,6 +103,7 @@ class LayerCache:
         self.states[name] = grown
         return torch.cat(documents)[None], counts
 
+    @live(grows=True)
     def extend(
         self, name: str, new: Tensor, layout: Layout, *, stride: int = 1, max_length: int | None = None
     ) -> tuple[Tensor, Tensor | None]:

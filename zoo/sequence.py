@@ -8,14 +8,16 @@ layout at the entry and is undone at the exit, so that no mixer knows padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.nn.rope import Rope
 from zoo.ops import check_cu_seqlens
+from zoo.ops._live import live, recorder
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Layout:
     rows        the cache rows of the documents, or None for all in order
     tokens      [B,T] int64, or None where the call has only hidden states
     ledger      where routers write down what they have seen; None in a call that computes no loss
+    repeats     whether the call asks of every layer what the one before asked: one token more of each row
     shared      what a layer leaves, by name, for the layers above it (RWKV-7's first values)
     """
 
@@ -55,13 +58,24 @@ class Layout:
     tokens: Tensor | None = None
     ledger: Ledger | None = None
     shared: dict[str, Tensor] = field(default_factory=dict)
+    repeats: bool = False
     _angles: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    @live()
     def angles(self, rope: Rope, width: int) -> tuple[Tensor, Tensor]:
         """`rope`'s cos and sin at these positions: computed once a call, whatever the number of layers."""
         if (rope, width) not in self._angles:
             self._angles[rope, width] = rope.angles(self.positions, width)
         return self._angles[rope, width]
+
+    def of_any_token(self) -> Layout:
+        """This layout as far as it is that of the next call too, in the eyes of a recorder."""
+        return _OfAnyToken(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+    @property
+    def carries(self) -> bool:
+        """Whether any document has tokens behind it."""
+        return any(self.past) if isinstance(self.past, list) else self.past > 0
 
     def key_positions(self, device: torch.device) -> Tensor:
         """The index of each key in its document, those that a cache carries first: [1, ΣT]."""
@@ -81,6 +95,21 @@ class Layout:
     def lengths(self) -> list[int] | None:
         """Tokens of each document in this call; None when dense."""
         return None if self.bounds is None else [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
+
+
+class _OfAnyToken(Layout):
+    """A layout that tells a recorder when it is asked for what the next token has otherwise."""
+
+    ANEW = ("positions", "past", "documents", "key_positions", "shared")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OfAnyToken.ANEW and (writing := recorder.get()) is not None:
+            writing.fault = f"reads the layout's {name}"
+        return super().__getattribute__(name)
+
+    @property
+    def carries(self) -> bool:
+        return True
 
 
 def dense(batch: int, length: int, device: torch.device, past: int = 0) -> Layout:

@@ -18,6 +18,7 @@ from zoo.nn import make_norm
 from zoo.nn.cross_entropy import cross_entropy
 from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
+from zoo.ops._dispatch import chooses_freely
 from zoo.recipe import Recipe, load_stack_config, read_recipe
 from zoo.sequence import Entry, Layout, Ledger, lay_out
 from zoo.shapes import LayerContext
@@ -100,8 +101,7 @@ class Stack(nn.Module):
             with torch.no_grad():
                 with _without_graph(self):
                     entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
-                    normed = self.norm(hidden)
-                return entry.leave(cache.head.joined(self.head)(normed))
+                return entry.leave(cache.head.step(self._say, self.head, self.norm)(hidden, entry.layout, cache.head))
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
         return entry.leave(self.head(self.norm(hidden)))
 
@@ -119,6 +119,7 @@ class Stack(nn.Module):
         self._check_tokens("tokens", tokens)
         entry.layout.tokens, entry.layout.ledger = tokens, ledger
         if cache is not None:
+            entry.layout.repeats = _repeats(entry.layout, tokens)
             cache.advance(entry.layout, tokens.shape[1])
         x = self.embedded(tokens)
         if not tokens.numel():
@@ -127,6 +128,10 @@ class Stack(nn.Module):
         for index, layer in enumerate(self.layers):
             stream = layer(stream, entry.layout, cache.layers[index] if cache is not None else None)
         return entry, stream if self.streams is None else self.streams.close(stream)
+
+    def _say(self, head: Any, hidden: Tensor, *others: Any) -> Tensor:
+        logits: Tensor = head(self.norm(hidden))
+        return logits
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """tokens [B,T] -> what enters the layers, [B,T,D]."""
@@ -244,6 +249,21 @@ def _without_graph(model: nn.Module) -> AbstractContextManager[Any]:
     """inference_mode, which takes a tenth off a token's time; but FSDP, whose gathered weights would then be unfit for
     training, gets no_grad."""
     return torch.no_grad() if hasattr(model, "unshard") else torch.inference_mode()
+
+
+def _repeats(layout: Layout, tokens: Tensor) -> bool:
+    """Whether a decoded token's step may be that of the one before (`Layout.repeats`): on a CPU, where calls of torch
+    are all that is done, and with nothing set around it that chooses other calls."""
+    return (
+        tokens.shape[1] == 1
+        and layout.bounds is None
+        and layout.carries
+        and tokens.is_cpu
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and chooses_freely()
+        and not torch.nn.modules.module._has_any_global_hook()
+    )
 
 
 def _projections(module: nn.Module) -> Sequence[str]:

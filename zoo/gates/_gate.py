@@ -32,6 +32,7 @@ class Gate(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        self.own_hooks = (_give_forced,)
         self.forcing: list[float | Tensor] = []
         self.readers: list[Callable[[Tensor], None]] = []
         self.register_forward_hook(_give_forced)

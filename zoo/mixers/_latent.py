@@ -113,8 +113,7 @@ class LatentMixer(Mixer):
         if cache is not None:
             for name, new in seen.items():
                 seen[name], cu_seqlens_k = cache.extend(name, new, layout)
-        carries = any(layout.past) if isinstance(layout.past, list) else layout.past > 0
-        if carries and self._absorbs(seen):
+        if layout.carries and self._absorbs(seen):
             if late and self.rope is not None:
                 seen["k_rope"] = self._turn(seen["k_rope"], self._key_angles(layout))
             q, k, v = self._absorbed(q, seen)
@@ -178,7 +177,7 @@ class LatentMixer(Mixer):
         k = torch.cat((v, seen["k_rope"]), dim=-1)
         k = self.scored("key", k, seen["key"]) if "key" in seen else k
         v = self.scored("value", v, seen["value"]) if "value" in seen else v
-        heads = max(k.shape[2], v.shape[2])
+        heads = self.n_heads if "key" in seen or "value" in seen else 1
         return q, k.expand(-1, -1, heads, -1), v.expand(-1, -1, heads, -1)
 
     def _project(self, o: Tensor) -> Tensor:

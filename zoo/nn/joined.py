@@ -49,6 +49,12 @@ class Joined:
             if self.ahead is not None:
                 self.ahead.x, self.ahead.ys = None, ()
 
+    def copies(self) -> list[Tensor]:
+        """The matrices and biases that products are made with."""
+        products = [self.ahead, *(share.product for share in self.shares)]
+        found = [x for each in products if each is not None and each.copied for x in (each.matrix, each.bias)]
+        return [x for x in found if x is not None]
+
     def _watched(self, x: Tensor, *args: Any) -> Any:
         """The call, in which it is seen which maps get x, and which something else."""
         reading: list[nn.Linear] = []

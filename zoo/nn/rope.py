@@ -50,6 +50,9 @@ class Yarn:
         return frequencies * (1 - ramp) + frequencies / self.factor * ramp
 
 
+_frequencies: dict[tuple[Rope, int, torch.device], Tensor] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Pair i of the rotated channels turns by position · theta^(-2i/W), W the rotated width.
@@ -80,24 +83,41 @@ class Rope:
 
     def angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """cos and sin [..., T, 1, width/2], float32, for positions [..., T]."""
-        exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
-        frequencies = self.theta**-exponents
+        angle = positions[..., None, None].float() * self._frequencies(width, positions.device)
         if self.yarn is None:
-            angle = positions[..., None, None].float() * frequencies
             return angle.cos(), angle.sin()
-        angle = positions[..., None, None].float() * self.yarn.slowed(frequencies, self.theta)
         return angle.cos() * self.yarn.attention_factor, angle.sin() * self.yarn.attention_factor
+
+    def _frequencies(self, width: int, device: torch.device) -> Tensor:
+        """[width/2], kept from call to call."""
+        key = self, width, device
+        if key in _frequencies and not torch.compiler.is_compiling():
+            return _frequencies[key]
+        with torch.inference_mode(False):
+            exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+            frequencies = self.theta**-exponents
+            if self.yarn is not None:
+                frequencies = self.yarn.slowed(frequencies, self.theta)
+        if type(frequencies) is Tensor and not torch.compiler.is_compiling():  # no stand-in of one who only traces
+            _frequencies[key] = frequencies
+        return frequencies
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
     """x [B,T,H,E] with its first channels turned by `angles` ([B or 1,T,1,W/2] each); computed in float32."""
     cos, sin = angles
-    width = 2 * cos.shape[-1]
-    turned = x[..., :width]
-    if turned.dtype in (torch.float16, torch.bfloat16):
-        turned = turned.float()
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
-    pair = (a * cos - b * sin, b * cos + a * sin)
-    out = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    out = out.to(x.dtype)
-    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
+    width = cos.shape[-1]
+    rest = x.shape[-1] - 2 * width
+    if interleaved:
+        turned, unturned = x.split((2 * width, rest), dim=-1)
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b, unturned = x.split((width, width, rest), dim=-1)
+    if x.dtype in (torch.float16, torch.bfloat16):
+        a, b = a.float(), b.float()
+    parts: tuple[Tensor, ...] = (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin))
+    if interleaved:
+        parts = (torch.stack(parts, dim=-1).flatten(-2),)
+    if parts[0].dtype != x.dtype:
+        parts = tuple(part.to(x.dtype) for part in parts)
+    return torch.cat((*parts, unturned) if rest else parts, dim=-1)

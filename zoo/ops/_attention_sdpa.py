@@ -26,11 +26,38 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+    if _is_one_query(q, k, v, options):
+        return _one_query(q, k, v, options)
     q, k = q.to(v.dtype), k.to(v.dtype)
     if _is_better_in_blocks(q, k, v, options):
         return _attention_blocked.run(q, k, v, options)
     document = partial(_windowed, options=options) if options.window is not None else partial(_dense, options=options)
     return by_document(document, options, q, k, v)
+
+
+def _is_one_query(q: Tensor, k: Tensor, v: Tensor, options: Options) -> bool:
+    """Whether each row of the batch is a token that is decoded on a CPU and sees all keys."""
+    return (
+        q.shape[1] == 1
+        and q.is_cpu
+        and options.bounds is None
+        and options.normalizer == "softmax"
+        and options.sink is None
+        and (options.window is None or options.window >= k.shape[1])
+        and q.dtype == k.dtype == v.dtype
+        and not torch.is_grad_enabled()
+    )
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+    """The shortest way to the kernel; or plain products, where it would want the width of values made that of keys."""
+    batch, _, heads, width = q.shape
+    q, k, v = q.view(batch, k.shape[2], -1, width), k.transpose(1, 2), v.transpose(1, 2)
+    if width == v.shape[-1]:
+        o = F.scaled_dot_product_attention(q, k, v, scale=options.scale)
+    else:
+        o = torch.softmax(torch.matmul(q, k.mT).mul_(options.scale), -1).matmul(v)
+    return o.reshape(batch, 1, heads, -1)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:

@@ -88,6 +88,11 @@ class Op:
         raise BackendRefused(f"{self.name}: no backend takes this call: {refused}")
 
 
+def chooses_freely() -> bool:
+    """Whether no backend is forced, and no trace wants to hear of choices."""
+    return _forced.get() is None and not _traces.get()
+
+
 @contextmanager
 def backend(name: str) -> Iterator[None]:
     """Within the block every op that has a backend `name` runs on it; one that refuses is an error that says why."""

@@ -14,12 +14,14 @@ from zoo.ops import _attention_blocked, _attention_sdpa, _flash2, _flash4
 from zoo.ops._attention_call import Options, tell_lookers, visible_keys
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import Backend, Op
+from zoo.ops._live import live
 from zoo.ops._precision import full_precision
 from zoo.registry import RecipeError, did_you_mean
 
 NORMALIZERS = ("softmax", "softmax_off_by_one", "sigmoid")
 
 
+@live()
 def attention(
     q: Tensor,
     k: Tensor,

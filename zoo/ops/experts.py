@@ -18,11 +18,13 @@ from torch import Tensor
 from zoo.ops._check import check_shape
 from zoo.ops._dispatch import Backend, Op
 from zoo.ops._experts_sorted import batched, grouped, loop, refuse_batched, refuse_grouped
+from zoo.ops._live import live
 from zoo.ops._precision import full_precision
 
 Combine = Callable[[Tensor, Tensor], Tensor]
 
 
+@live()
 def experts(
     x: Tensor,
     chosen: Tensor,
