@@ -24,8 +24,8 @@ class Step:
 
     From the ninth token on, what the others have asked of torch is asked without the modules between (`Recorder`). A
     recording is played while all that it was made of is as it was: the modules, their parameters and what is in these,
-    and no hook of anybody's; else the modules run. Modules that are not zoo's own always run, since what else they do
-    nobody knows. Plain attributes of modules are taken for settled.
+    and no hook or reader of anybody's; else the modules run. Modules that are not zoo's own always run, since what
+    else they do nobody knows. Plain attributes of modules are taken for settled.
     """
 
     def __init__(self, run: Callable[..., Any], part: nn.Module, around: nn.Module):
@@ -78,7 +78,7 @@ class Watch:
             own: tuple[Any, ...] = getattr(module, "own_hooks", ())
             if own and tuple(module._forward_hooks.values()) == own:
                 tables.append(module._forward_hooks)
-                self.empty += [module._forward_pre_hooks, module.forcing]
+                self.empty += [module._forward_pre_hooks, module.forcing, module.readers]
             else:
                 self.empty += [module._forward_hooks, module._forward_pre_hooks]
             for table in (module._modules, module._parameters, module._buffers):
