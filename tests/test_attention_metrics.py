@@ -274,3 +274,14 @@ def test_all_pairs_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     with Largest() as largest, AttentionReader(lm).reading():
         lm(draw(1, 2048))
     assert largest.numel <= 4 * 16 * 2048
+
+
+def test_a_stream_of_several_tensors_is_measured_whole() -> None:
+    """Attention residuals hand on the blocks that came before as well, the embedding first."""
+    lm, tokens = zoo.load("kimi_k3/tiny"), torch.randint(256, (1, 12))
+    reader = AttentionReader(lm)
+    with torch.no_grad(), reader.reading():
+        lm(tokens)
+    embedded = lm.embedded(tokens).abs().max().item()
+    assert len(reader.max_hidden()) == len(lm.layers)
+    assert all(most >= embedded for most in reader.max_hidden())

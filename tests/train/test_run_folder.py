@@ -50,7 +50,7 @@ def test_a_run_folder_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     assert facts["parameters"] == sum(one.numel() for one in trained.parameters())
     assert facts["corpus"] == {"source": "toy", "digest": "0"}
     assert [(layer["block"], sorted(layer["backends"])) for layer in facts["layers"]] == [
-        ("gdn", ["delta_rule", "short_conv"]),
+        ("gdn", ["delta_rule", "gated_norm", "short_conv"]),
         ("attn", ["attention"]),
     ]
     assert [start["step"] for start in facts["starts"]] == [0]

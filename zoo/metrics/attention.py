@@ -7,7 +7,7 @@
     sink          Sink^ε of Gu et al. (arXiv:2410.10781): the share of documents in which α_1 > ε, α_1 = 1/T sum_i p_i1.
                   Theirs counts row 1, and so does this. Only documents that a call holds whole count: no cache before
                   them. The paper has ε = 0.3 and documents of 64 tokens; α_1 falls with their length.
-    max_hidden    largest |x| of what a layer hands on.
+    max_hidden    largest |x| of what a layer hands on: of every tensor, where its stream is several (AttnRes).
 
 p_ij is what the layer's own normaliser gives, and so below 1 in sum where there is a sink logit; for sigmoids, which
 share nothing out, it is p_ij / sum_l p_il, the paper's proxy. A first token outside a window gets 0.
@@ -137,10 +137,11 @@ class AttentionReader:
         self._inside.pop()
 
     def _measure(self, index: int) -> Any:
-        def measure(module: nn.Module, args: Any, out: Tensor) -> None:
-            if index not in self.hidden:
-                self.hidden[index] = MaxHidden().to(out.device)
-            self.hidden[index].update(out)
+        def measure(module: nn.Module, args: Any, out: Tensor | tuple[Tensor, ...]) -> None:
+            for x in (out,) if isinstance(out, Tensor) else out:
+                if index not in self.hidden:
+                    self.hidden[index] = MaxHidden().to(x.device)
+                self.hidden[index].update(x)
 
         return measure
 
