@@ -15,6 +15,7 @@ from zoo.compare.plot import COLORS, Line, chart
 from zoo.compare.protocol import Entry
 from zoo.compare.report import write_report
 from zoo.compare.results import collect
+from zoo.compare.tasks import summarize
 from zoo.recipe import Recipe
 
 POINTS = [1000.0 * step for step in range(1, 11)]
@@ -151,6 +152,33 @@ def test_gates_and_attention_of_the_runs_that_have_them(tmp_path: Path) -> None:
     assert "| 0 | decay | mamba2 | 0 | 0.900 | 0.0% | 50.0% | 7.5 |  |" in by_head
     assert "| 0 | decay | mamba2 | 1 | 0.800 | 0.0% | 50.0% | inf | keeps |" in by_head
     assert "### older: gates by" not in text
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_was_answered_is_told(tmp_path: Path, beside: bool) -> None:
+    """First, where the task is all that was learnt; behind the text's verdict, where it was learnt beside it."""
+    found = results({"a": [1.0, 1.1], "b": [0.9, 1.01]})
+    right = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.8, ("b", 1): 0.9}
+    rows = [
+        {
+            **{"task": "parity", "recipe": name, "seed": seed, "status": "done", "reason": None},
+            "accuracies": [{"cell": cell, "exact_match": 0.0, "token_accuracy": share} for cell in ("all", "40", "64")],
+        }
+        for (name, seed), share in right.items()
+    ]
+    found |= {"tasks": summarize(["a", "b"], rows), "task_runs": rows if beside else []}
+    if not beside:
+        found["runs"] = [run | {"task": "parity"} for run in found["runs"]]
+    write_report(tmp_path, found)
+    text = (tmp_path / "report.md").read_text()
+    answers, loss = (
+        text.index("b on parity: 30.0 ± 0.0 points more of the answers right than a"),
+        text.index("nats lower"),
+    )
+    assert (answers > loss) == beside
+    assert "## Task: parity" in text
+    assert "| b | 2 | 85.0 ± 63.5% [0.0%] |" in text
+    assert (tmp_path / "figures" / "task-parity.svg").exists()
 
 
 def test_results_without_a_single_run(tmp_path: Path) -> None:

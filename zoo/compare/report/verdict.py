@@ -11,11 +11,12 @@ from zoo.compare.tasks import ALL
 
 def verdict(results: Row) -> Iterator[Block]:
     first, *others = results["summary"]
-    for row in others:
-        yield Paragraph(_sentence(row, first), lead=True)
-    for row in results["tasks"]:
-        if row["cell"] == ALL and row["recipe"] != first["recipe"]:
-            yield Paragraph(_task_sentence(row, first), lead=True)
+    said = [_sentence(row, first) for row in others]
+    answers = [row for row in results["tasks"] if row["cell"] == ALL and row["recipe"] != first["recipe"]]
+    told = [_task_sentence(row, first) for row in answers]
+    learns_a_task = any("task" in run for run in results["runs"])
+    for sentence in told + said if learns_a_task else said + told:
+        yield Paragraph(sentence, lead=True)
     titles = (
         "recipe",
         "runs",
