@@ -161,7 +161,11 @@ def test_what_was_answered_is_told(tmp_path: Path, beside: bool) -> None:
     right = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.8, ("b", 1): 0.9}
     rows = [
         {
-            **{"task": "parity", "recipe": name, "seed": seed, "status": "done", "reason": None},
+            "task": "parity",
+            "recipe": name,
+            "seed": seed,
+            "status": "done",
+            "reason": None,
             "accuracies": [{"cell": cell, "exact_match": 0.0, "token_accuracy": share} for cell in ("all", "40", "64")],
         }
         for (name, seed), share in right.items()
