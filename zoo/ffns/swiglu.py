@@ -8,7 +8,7 @@ from torch import Tensor
 
 from zoo.decode import Size
 from zoo.ffns import GLU, register
-from zoo.nn.written import derived
+from zoo.ops.written import derived
 from zoo.shapes import LayerContext
 
 

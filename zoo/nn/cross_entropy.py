@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.nn.linear import linear
-from zoo.nn.written import derived
 from zoo.ops import device_kind, full_precision
+from zoo.ops.written import derived
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor]:

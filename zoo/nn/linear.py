@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.nn.written import derived
+from zoo.ops.written import derived
 
 LARGE = 2**24
 """Multiply-adds from which on oneDNN takes less time on a CPU than MKL, which torch calls for float32: on AMD's cores

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.nn.constant import constant
-from zoo.nn.written import derived
 from zoo.ops import device_kind, full_precision
+from zoo.ops.written import derived
 from zoo.shapes import NormConfig
 
 

@@ -17,7 +17,7 @@ from zoo.ops import _fla_norm
 from zoo.ops._check import check_shape
 from zoo.ops._dispatch import Backend, Op, device_kind
 from zoo.ops._precision import full_precision, working_dtype
-from zoo.ops._written import derived
+from zoo.ops.written import derived
 from zoo.registry import RecipeError, did_you_mean
 
 ACTIVATIONS = ("silu", "sigmoid")
