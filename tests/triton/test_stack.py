@@ -12,10 +12,10 @@ from tests.triton import interpreter
 from zoo.ops import _fla, trace
 
 FAMILIES = {
-    "gdn": {"delta_rule", "short_conv"},
-    "kda": {"delta_rule", "short_conv"},
-    "retnet": {"linear_attention"},
-    "gla": {"linear_attention"},
+    "gdn": {"delta_rule", "gated_norm", "short_conv"},
+    "kda": {"delta_rule", "gated_norm", "short_conv"},
+    "retnet": {"gated_norm", "linear_attention"},
+    "gla": {"gated_norm", "linear_attention"},
     "rwkv6": {"linear_attention"},
     "rwkv7": {"dplr"},
 }
