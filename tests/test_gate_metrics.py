@@ -257,7 +257,7 @@ LAYOUTS: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("name", ["gated_deltanet-full", "kda-full", "attention-full"])
 @torch.no_grad()
 def test_reading_is_reducing_what_is_recorded(name: str, layout: str) -> None:
-    """Each gate in its hook, by class of token, against the values themselves; the hooks are gone afterwards."""
+    """Each gate as it gives its values, by class of token, against these; nobody reads afterwards."""
     lm, tokens = stack(name, torch.float32), draw(2, 12)
     if layout == "packed":
         tokens = tokens.reshape(1, -1)

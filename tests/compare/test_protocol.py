@@ -86,6 +86,14 @@ def test_refusals(sources: list[str], options: dict[str, Any], reason: str) -> N
     assert "\n" not in str(error.value)
 
 
+def test_data_that_no_tokens_can_be_counted_of(tmp_path: Path) -> None:
+    """A data module of the user's, which says no sizes."""
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("base: gla/tiny\ndata: {class_path: lightning.LightningDataModule, init_args: null}\n")
+    with pytest.raises(RecipeError, match="data: LightningDataModule says no seq_len and batch_size"):
+        make_protocol([str(recipe), str(recipe)], by="none")
+
+
 def test_differences_can_be_allowed() -> None:
     protocol = make_protocol(["transformer/tiny", "qwen3_next/tiny"], allow=True)
     assert {entry.recipe.data["trainer"]["max_steps"] for entry in protocol.entries} == {1550}

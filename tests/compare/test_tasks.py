@@ -14,7 +14,7 @@ from zoo.compare.results import collect
 from zoo.compare.tasks import ALL, accuracies, on_task, read_tasks, summarize, task_of
 from zoo.data.windows import Batch
 from zoo.recipe import read_recipe
-from zoo.registry import RecipeError
+from zoo.registry import TASKS, RecipeError
 from zoo.tasks import TaskData
 from zoo.train import data_module
 
@@ -56,6 +56,28 @@ class Half(torch.nn.Module):
 
     def answers(self, tokens: torch.Tensor, labels: torch.Tensor, **layout: Any) -> torch.Tensor:
         return torch.ones_like(tokens)
+
+
+def test_a_task_of_the_users_brings_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To every recipe that learns it, whatever that imports itself."""
+    monkeypatch.setattr(TASKS, "_classes", dict(TASKS._classes))
+    code = tmp_path / "first_bit.py"
+    code.write_text(
+        "from zoo.tasks import register\nfrom zoo.tasks.parity import Parity\n\n\n"
+        "@register('first_bit')\nclass FirstBit(Parity):\n    'Parity by another name.'\n"
+    )
+    task = tmp_path / "mine.yaml"
+    task.write_text(f"base: tasks/parity\nimports: [{code}]\ndata: {{init_args: {{task: first_bit}}}}\n")
+    (found,) = read_tasks([str(task)]).values()
+    assert task_of(found) == "first_bit"
+    assert str(code) in on_task(read_recipe("gla/tiny"), found).imports
+
+
+def test_a_task_without_an_end_is_refused(tmp_path: Path) -> None:
+    task = tmp_path / "endless.yaml"
+    task.write_text("base: tasks/parity\ntrainer: {max_steps: null}\n")
+    with pytest.raises(RecipeError, match=r"endless.yaml' says no trainer.max_steps"):
+        read_tasks([str(task)])
 
 
 def test_what_is_counted() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import zoo
+from tests.recipes.learning import assert_learns
 from zoo.cli import main
 from zoo.recipe import find_recipe, load_stack_config, parse_yaml, read_recipe
 
@@ -113,16 +114,7 @@ def test_a_row_builds_learns_and_differs_from_the_baseline(row: str) -> None:
     assert not torch.equal(start, logits(recipe("tiny", "baseline"), tokens))
     torch.manual_seed(1)
     lm = zoo.load(recipe("tiny", row))
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(2):
-        loss, _ = lm.loss(tokens)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(parameter.grad is not None and parameter.grad.any() for parameter in lm.parameters())
-        optimizer.step()
-    assert losses[1] < losses[0]
+    assert_learns(lm, tokens)
 
 
 def test_show(capsys: pytest.CaptureFixture[str]) -> None:

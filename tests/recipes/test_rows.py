@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zoo
+from tests.recipes.learning import assert_learns
 from zoo.recipe import find_recipe, parse_yaml, read_recipe
 
 
@@ -119,16 +120,7 @@ def test_a_row_learns_and_differs_from_the_baseline(family: str, row: str) -> No
     tokens = torch.randint(lm.config.vocab_size, (2, 24))
     with torch.no_grad():
         assert not torch.equal(lm(tokens), baseline(tokens))
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(2):
-        loss, _ = lm.loss(tokens)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(parameter.grad is not None and parameter.grad.any() for parameter in lm.parameters())
-        optimizer.step()
-    assert losses[1] < losses[0]
+    assert_learns(lm, tokens)
 
 
 def test_the_hybrid_is_three_layers_of_one_row_and_one_of_the_baseline() -> None:

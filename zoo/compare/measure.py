@@ -26,7 +26,7 @@ import torch
 
 from zoo.accounting import account
 from zoo.compare.probe import probe
-from zoo.compare.protocol import row_length
+from zoo.compare.protocol import batch_of
 from zoo.compare.runs import ANSWERS, FITTED, RESULT, read_json, write_json
 from zoo.compare.statistics import spikes
 from zoo.compare.tasks import accuracies, task_of
@@ -52,7 +52,8 @@ def measure(run: Path, answers: bool = False) -> dict[str, Any]:
     data = data_module(recipe.data["data"])
     data.setup("test")
     steps = _logged(run)
-    every = (recipe.data["trainer"].get("accumulate_grad_batches") or 1) * data.batch_size * row_length(data)
+    length, rows = batch_of(data)
+    every = (recipe.data["trainer"].get("accumulate_grad_batches") or 1) * rows * length
     found: dict[str, Any] = {
         "steps": int(steps[-1]["step"]) + 1,
         "tokens": round(every * (int(steps[-1]["step"]) + 1)),
@@ -64,7 +65,7 @@ def measure(run: Path, answers: bool = False) -> dict[str, Any]:
         return found
     tokenizer = getattr(data, "tokenizer", None)
     seen = probe(lm, data.test_dataloader(), None if tokenizer is None else whitespace_ids(tokenizer))
-    shown = account(lm, math.ceil(row_length(data)))
+    shown = account(lm, math.ceil(length))
     curve = [[every * (int(row["step"]) + 1), float(row["val/loss"])] for row in steps if row.get("val/loss")]
     found |= {
         **{name: seen[name] for name in KEPT},
@@ -80,11 +81,11 @@ def measure(run: Path, answers: bool = False) -> dict[str, Any]:
     }
     spec = recipe.data["data"]
     if "seq_len" in (spec.get("init_args") or {}):
-        length = LONGER * data.seq_len
-        longer = data_module({**spec, "init_args": {**spec["init_args"], "seq_len": length, "batch_size": 1}})
+        further = LONGER * data.seq_len
+        longer = data_module({**spec, "init_args": {**spec["init_args"], "seq_len": further, "batch_size": 1}})
         longer.setup("test")
         beyond = probe(lm, longer.test_dataloader())
-        found["long"] = {"length": length, **{name: beyond[name] for name in ("loss", "bpb", "by_position")}}
+        found["long"] = {"length": further, **{name: beyond[name] for name in ("loss", "bpb", "by_position")}}
     return found
 
 

@@ -159,7 +159,7 @@ def _steps(recipe: Recipe) -> int | None:
 def _amount(first: Recipe, tokens: int | None) -> tuple[int, int, int]:
     """Steps and tokens of a run, and tokens in a row."""
     data = data_module(first.data.get("data"))
-    row, rows = row_length(data), data.batch_size
+    row, rows = batch_of(data)
     length = math.ceil(row)
     step = round(row * rows * ((first.data.get("trainer") or {}).get("accumulate_grad_batches") or 1))
     if tokens is not None:
@@ -177,10 +177,15 @@ def _amount(first: Recipe, tokens: int | None) -> tuple[int, int, int]:
     return found, found * step, length
 
 
-def row_length(data: Any) -> float:
-    """Tokens of an example that a data module trains on; of a task, on average."""
-    length: float = data.mean_length if hasattr(data, "mean_length") else data.seq_len
-    return length
+def batch_of(data: Any) -> tuple[float, int]:
+    """Tokens of an example that a data module trains on (of a task, on average), and examples in a batch. RecipeError
+    for one that does not say."""
+    length, rows = getattr(data, "mean_length", getattr(data, "seq_len", None)), getattr(data, "batch_size", None)
+    if length is None or rows is None:
+        raise RecipeError(
+            f"zoo compare: data: {type(data).__name__} says no seq_len and batch_size, by which tokens are counted"
+        )
+    return length, rows
 
 
 def _shared(first: Recipe, steps: int) -> dict[str, Any]:

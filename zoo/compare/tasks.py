@@ -21,7 +21,7 @@ import torch
 from zoo.compare.statistics import half_width, interval, paired
 from zoo.data.windows import Batch
 from zoo.metrics import ExactMatch, TokenAccuracy
-from zoo.recipe import Recipe, read_recipe
+from zoo.recipe import Recipe, load_stack_config, read_recipe
 from zoo.registry import RecipeError, did_you_mean, recipe_names
 from zoo.stack import Stack
 from zoo.train import data_module
@@ -45,16 +45,14 @@ def read_tasks(names: Iterable[str]) -> dict[str, Recipe]:
 
 def _read_task(name: str) -> Recipe:
     shipped = [known.removeprefix(SHIPPED) for known in recipe_names() if known.startswith(SHIPPED)]
-    try:
-        recipe = read_recipe(f"{SHIPPED}{name}" if name in shipped else name)
-    except RecipeError as error:
-        if str(error).startswith(f"no recipe '{name}'"):
-            raise RecipeError(
-                f"zoo compare: --tasks: no recipe of a task '{name}'{did_you_mean(name, shipped)}"
-            ) from None
-        raise
+    if name not in shipped and name not in recipe_names() and not Path(name).is_file():
+        raise RecipeError(f"zoo compare: --tasks: no recipe of a task '{name}'{did_you_mean(name, shipped)}")
+    recipe = read_recipe(f"{SHIPPED}{name}" if name in shipped else name)
+    load_stack_config(recipe)  # which imports the user's code, and a task of the user's with it
     if task_of(recipe) is None:
         raise RecipeError(f"zoo compare: --tasks: the data of '{name}' are no task: expected a zoo.tasks.TaskData")
+    if not (recipe.data.get("trainer") or {}).get("max_steps"):
+        raise RecipeError(f"zoo compare: --tasks: '{name}' says no trainer.max_steps")
     return recipe
 
 
@@ -66,7 +64,8 @@ def task_of(recipe: Recipe) -> str | None:
 def on_task(recipe: Recipe, task: Recipe) -> Recipe:
     """The training of `task` for the stack of `recipe`."""
     stack = {**copy.deepcopy(recipe.stack), "vocab_size": task.stack["vocab_size"]}
-    return dataclasses.replace(recipe, data={**copy.deepcopy(task.data), "model": {"stack": stack}})
+    imports = tuple(dict.fromkeys((*recipe.imports, *task.imports)))
+    return dataclasses.replace(recipe, data={**copy.deepcopy(task.data), "model": {"stack": stack}}, imports=imports)
 
 
 @torch.no_grad()

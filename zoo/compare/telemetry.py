@@ -50,7 +50,7 @@ def summary_of_gates(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def course(run: Path, tokens_a_step: int) -> Row:
+def course(run: Path, tokens_a_step: float) -> Row:
     """`course` of a run folder; a step's numbers are of the weights before it."""
     gates: dict[str, dict[int, list[Row]]] = {}
     for row in _rows(run / GATES):

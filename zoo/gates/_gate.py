@@ -56,7 +56,7 @@ class Gate(nn.Module, ABC):
         """Whether its values are forced, or a hook may have made others of them: then the mixer has to take those. (One
         that only reads them alters nothing.)"""
         hooks = (self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        return bool(self.forcing) or len(self._forward_hooks) > 1 or any(hooks)
+        return bool(self.forcing) or tuple(self._forward_hooks.values()) != self.own_hooks or any(hooks)
 
     def forced(self, given: Any, value: float | Tensor) -> Any:
         """What the gate returns instead of `given` when its values are forced to `value`, in the gate's own unit."""
