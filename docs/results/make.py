@@ -163,7 +163,7 @@ def _conditions(results: dict[str, Any]) -> str:
     facts = results["setting"]["facts"]
     done = [run["seconds"] for run in (*results["runs"], *results["task_runs"]) if run.get("seconds")]
     return (
-        f"{len(done)} runs of {facts['tokens a run']} at most, {sum(done) / 60:.0f} minutes of one core; "
+        f"{len(done)} runs in {sum(done) / 60:.0f} minutes of one core; tokens a run: {facts['tokens a run']} at most; "
         f"{facts['machine']}; commit {facts['commit']}; {facts['data']}; tokenizer {facts['tokenizer']}."
     )
 
