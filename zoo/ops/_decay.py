@@ -17,12 +17,13 @@ and S the columns of one token, and have
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-INNER = 8  # tokens of the smallest block, whose exponents stay below 7/2 |FLOOR|
+INNER = 8  # tokens of the smallest block that a decay of any strength may have
 FLOOR = {torch.float32: -20.0, torch.float64: -80.0}  # per step; exp of it is far below the dtype's resolution
 BEYOND = -1e3  # exp of it is 0 in every dtype, and 0 * BEYOND, unlike 0 * inf, is a number
 OCTAVES = math.log2(math.e)  # exp(x) = 2^(OCTAVES x): a CPU raises 2 to a power four times as fast as e
@@ -81,27 +82,29 @@ class ChannelDecay:
 
     A pair (i, j) meets in the smallest aligned block that holds both. If they lie in different halves of it, the decay
     is taken in two factors that meet at the seam, both <= 1; from one size of block to the next, the rows of right
-    halves decay over the left half before, the columns of left halves over the right half behind. Blocks of INNER
+    halves decay over the left half before, the columns of left halves over the right half behind. Blocks of `inner`
     tokens are not halved: there the factors meet in the middle of the exponents, and one of them grows up to
-    exp(7/2 |FLOOR|), which is finite.
+    exp(|a_2 + ... + a_inner| / 2). With INNER tokens that is finite at FLOOR; most decays are far weaker, and leave
+    longer blocks and fewer halvings.
     """
 
     def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor):
         size, width = log_decay.shape[1:]
         self.r, self.s = rows.shape[2], cols.shape[2]
-        sums = log_decay.clamp_(min=FLOOR[log_decay.dtype]).mul_(OCTAVES).view(-1, INNER, width)
+        sums = log_decay.clamp_(min=FLOOR[log_decay.dtype]).mul_(OCTAVES)
         half = 1
-        while half < INNER:
+        while half < size and (half < INNER or _stay_finite(sums, half)):
             left, right = sums.view(-1, 2, half, width).unbind(1)
             right += left[:, -1:]
             half *= 2
+        self.inner, sums = half, sums.view(-1, half, width)
         first, last = sums[:, :1], sums[:, -1:]
         middle = (first + last) / 2
         total, self.since, self.until = last.exp2(), middle.exp2()[:, None], ((last - first) / 2).exp2()[:, None]
         self.fall = sums.sub_(middle).exp2_()[:, :, None]
         self.rise = self.fall.reciprocal()
-        self.rows = rows.view(-1, INNER, self.r, width) * self.fall
-        self.cols = cols.view(-1, INNER, self.s, width) * self.rise
+        self.rows = rows.view(-1, self.inner, self.r, width) * self.fall
+        self.cols = cols.view(-1, self.inner, self.s, width) * self.rise
         self.rows_start, self.cols_end = self.rows * self.since, self.cols * self.until
         self.levels: list[_Level] = []
         while half < size:
@@ -123,12 +126,16 @@ class ChannelDecay:
     def scores(self) -> Tensor:
         """[N,C,R,C,S]"""
         n, size = self.rows_start.shape[:2]
-        scores = self.rows.new_zeros(n, size, self.r, size, self.s)
-        inner = _diagonal(scores, INNER)
+        inner = torch.bmm(self.rows.flatten(1, 2), self.cols.flatten(1, 2).mT)
+        inner = inner.view(-1, self.inner, self.r, self.inner, self.s)
         # Above the diagonal of an inner block the factors may overflow: zero is assigned there, not multiplied.
-        future = torch.ones(INNER, INNER, dtype=torch.bool, device=scores.device).triu_(1)[:, None, :, None]
-        inner.copy_(torch.bmm(self.rows.flatten(1, 2), self.cols.flatten(1, 2).mT).view(inner.shape))
-        inner.masked_fill_(future, 0)
+        for r, s in product(range(self.r), range(self.s)):
+            inner[:, :, r, :, s].tril_()
+        if self.inner == size:
+            return inner
+        scores = inner.new_zeros(n, size, self.r, size, self.s)
+        diagonal = _diagonal(scores, self.inner)
+        diagonal.copy_(inner.view(diagonal.shape))
         for half, rows, cols, *_ in self.levels:
             block = _below(scores, half)
             block.copy_(torch.bmm(rows, cols.mT).view(block.shape))
@@ -142,13 +149,22 @@ class ChannelDecay:
             falling, rising = self._halves(grad_rows_start, grad_cols_end, half)
             falling.mul_(left).add_(torch.bmm(block, cols))
             rising.mul_(right).add_(torch.bmm(block.mT, rows))
-        block = _diagonal(grad, INNER).reshape(-1, INNER * self.r, INNER * self.s)
+        block = _diagonal(grad, self.inner).reshape(-1, self.inner * self.r, self.inner * self.s)
         grad_rows, grad_cols = grad_rows_start.view(self.rows.shape), grad_cols_end.view(self.cols.shape)
         grad_rows.mul_(self.since).flatten(1, 2).baddbmm_(block, self.cols.flatten(1, 2))
         grad_cols.mul_(self.until).flatten(1, 2).baddbmm_(block.mT, self.rows.flatten(1, 2))
         grad_rows.mul_(self.fall)
         grad_cols.mul_(self.rise)
         return grad_rows_start, grad_cols_end
+
+
+def _stay_finite(sums: Tensor, half: int) -> bool:
+    """Whether blocks of 2 `half` tokens may be inner ones, in whose halves `sums` [N,C,K] add up the octaves."""
+    if sums.is_meta:
+        return False
+    left, right = sums.view(-1, 2, half, sums.shape[2]).unbind(1)
+    strongest = (left[:, -1] - left[:, 0] + right[:, -1]).min()
+    return bool(strongest >= (INNER - 1) * FLOOR[sums.dtype] * OCTAVES)
 
 
 def _diagonal(x: Tensor, size: int) -> Tensor:

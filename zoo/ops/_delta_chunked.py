@@ -65,7 +65,7 @@ class _Inside:
 
 
 class _DeltaRule(torch.autograd.Function):
-    """Keeps for the backward its inputs and one state, one (I + A)^-1 and one M a chunk."""
+    """Keeps for the backward its inputs, U in the place of v, and one state, one (I + A)^-1 and one M a chunk."""
 
     @staticmethod
     def forward(ctx, q, k, v, log_decay, beta, scale, initial_state, bounds):
@@ -73,23 +73,23 @@ class _DeltaRule(torch.autograd.Function):
         chunks = Chunks(v, bounds, chunk_size(k, bounds), k.shape[2], max(shape))
         state = chunks.cut_state(initial_state, *shape)
         square = chunks.size, chunks.size
-        kept = chunks.kept(ctx, shape, square, square)
+        kept = chunks.kept(ctx, shape, square, square, (chunks.size, shape[1]))
         o = empty_like(v)
         for span in chunks.spans:
             span.join(_forward(span, q, k, v, log_decay, beta, scale, state, [x[span.rows] for x in kept]), o)
-        ctx.save_for_backward(q, k, v, log_decay, beta, initial_state, *kept)
+        ctx.save_for_backward(q, k, log_decay, beta, initial_state, *kept)
         ctx.chunks, ctx.scale = chunks, scale
         return o, chunks.join_state(state)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_o, grad_final):
-        *inputs, initial_state, states, inverse, m = ctx.saved_tensors
+        q, k, log_decay, beta, initial_state, *kept = ctx.saved_tensors
+        inputs = q, k, grad_o, log_decay, beta  # o is like v
         grads = [empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
-        grad_state = ctx.chunks.cut_state(grad_final, *states.shape[1:])
+        grad_state = ctx.chunks.cut_state(grad_final, *kept[0].shape[1:])
         for span in reversed(ctx.chunks.spans):
-            kept = [x[span.rows] for x in (states, inverse, m)]
-            _backward(span, inputs, ctx.scale, kept, grad_o, grad_state, grads)
+            _backward(span, inputs, ctx.scale, [x[span.rows] for x in kept], grad_state, grads)
         return ctx.chunks.gradients(inputs, grads, initial_state, grad_state)
 
 
@@ -99,27 +99,27 @@ def _forward(span: Span, q, k, v, log_decay, beta, scale, state, kept: list[Tens
     inverse, m = inside.triangles()
     (k_start, q_start), o = inside.rows_start.unbind(2), torch.empty_like(rest)
     entering: Sequence[Tensor | None] = [None] * len(span.sizes)
+    u = torch.empty_like(rest)
     if kept:
-        entering = kept[0].split_with_sizes(span.sizes)
+        entering, u = kept[0].split_with_sizes(span.sizes), kept[3]
         kept[1].copy_(inverse)
         kept[2].copy_(m)
-    steps = span.by_step(state, k_start, q_start, inside.w_end.mT, inside.decay.total, inverse, m, rest, o)
-    for s_0, (s, k_t, q_t, w_t, total, inverse_t, m_t, rest_t, o_t) in zip(entering, steps, strict=True):
+    steps = span.by_step(state, k_start, q_start, inside.w_end.mT, inside.decay.total, inverse, m, rest, u, o)
+    for s_0, (s, k_t, q_t, w_t, total, inverse_t, m_t, rest_t, u_t, o_t) in zip(entering, steps, strict=True):
         if s_0 is not None:
             s_0.copy_(s)
-        u = torch.bmm(inverse_t, rest_t.baddbmm_(k_t, s, alpha=-1))
-        torch.bmm(q_t, s, out=o_t).baddbmm_(m_t, u)
-        s.mul_(total).baddbmm_(w_t, u)
+        torch.bmm(inverse_t, rest_t.baddbmm_(k_t, s, alpha=-1), out=u_t)
+        torch.bmm(q_t, s, out=o_t).baddbmm_(m_t, u_t)
+        s.mul_(total).baddbmm_(w_t, u_t)
     return o
 
 
-def _backward(span: Span, inputs, scale, kept, grad_out, grad_state, grads) -> None:
+def _backward(span: Span, inputs, scale, kept, grad_state, grads) -> None:
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
-    (q, k, v, log_decay, beta), (states, inverse, m) = inputs, kept
+    (q, k, grad_out, log_decay, beta), (states, inverse, m, u) = inputs, kept
     inside = _Inside(span, q, k, log_decay, beta, scale)
     decay, rows, w = inside.decay, inside.rows, inside.w
-    u = torch.bmm(inverse, span.cut(v).baddbmm_(decay.rows_start[:, :, 0], states, alpha=-1))
     # The gradients of what a token's key and query read lie side by side, too.
     grad_reads = pairs_like(u)
     grad_o = span.cut(grad_out, grad_reads[:, :, 1], zero_pads=True)
@@ -143,7 +143,7 @@ def _backward(span: Span, inputs, scale, kept, grad_out, grad_state, grads) -> N
     grad_k, grad_q = grad_rows.unbind(2)
     grad_w = grad_w.squeeze(2)
     if grads[3] is not None:
-        grad_sums = (rows * grad_rows).sum(2).addcmul_(w, grad_w, value=-1)
+        grad_sums = (rows[:, :, 0] * grad_k).addcmul_(rows[:, :, 1], grad_q).addcmul_(w, grad_w, value=-1)
         grad_sums[:, -1] += last
         span.join_grad_log_decay(grad_sums, log_decay, grads[3])
     if grads[4] is not None:

@@ -59,11 +59,12 @@ class _Inside:
 
     def __init__(self, span: Span, q, k, v, log_decay, a, b, scale: float):
         # What belongs to one token lies side by side, so that a block of tokens is one block of rows or columns.
-        a, v = span.cut(a), span.cut(v)
+        a = span.cut(a)
         self.rows, self.cols = pairs_like(a), pairs_like(a)  # the moved a, and q; b, and k
-        self.uv = pairs_like(v)
-        self.rows[:, :, 0] = _up(a)
+        self.uv = a.new_empty(*a.shape[:2], 2, v.shape[-1])
+        self.rows[:, :-1, 0], self.rows[:, -1, 0] = a[:, 1:], 0
         span.cut(q, self.rows[:, :, 1]).mul_(scale)
+        v = span.cut(v, self.uv[:, :, 1])
         for i, x in enumerate((b, k)):
             span.cut(x, self.cols[:, :, i], zero_pads=True)
         self.decay = span.cut_decay(log_decay, self.rows, self.cols)
@@ -74,7 +75,7 @@ class _Inside:
         self.reads = self.decay.rows_start.clone()
         self.reads[:, 0, 0], self.reads[:, 1:, 0] = a[:, 0], self.decay.rows_start[:, :-1, 0]
         self.reads, self.cols_end = self.reads.flatten(1, 2), self.decay.cols_end.flatten(1, 2)
-        self.uv[:, :, 0], self.uv[:, :, 1] = torch.bmm(self.a_k, v), v
+        self.uv[:, :, 0] = torch.bmm(self.a_k, v)
 
 
 class _Dplr(torch.autograd.Function):
@@ -136,7 +137,7 @@ def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) ->
     grad_read = grad_reads[:, :, 0].clone()
     grad_v = torch.bmm(inside.a_k.mT, grad_read).add_(grad_uv.unflatten(1, (-1, 2))[:, :, 1])
     # The rows of a and q side by side again, a moved up, so that each meets the columns up to its row.
-    grad_reads[:, :, 0] = _up(grad_read)
+    grad_reads[:, :-1, 0], grad_reads[:, -1, 0] = grad_read[:, 1:], 0
     flat, uv = grad_reads.flatten(1, 2), uv.flatten(1, 2)
     past = torch.ones(rows.shape[1], rows.shape[1], dtype=rows.dtype, device=rows.device).tril_()
     grad_scores = torch.bmm(flat, uv.mT).mul_(past.repeat_interleave(2, 0).repeat_interleave(2, 1))
@@ -158,11 +159,6 @@ def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) ->
             span.join(grad, into)
 
 
-def _up(x: Tensor) -> Tensor:
-    """x [N,C,E] moved up by one row: row i holds row i + 1, the last one zeros."""
-    return F.pad(x[:, 1:], (0, 0, 0, 1))
-
-
 def _down(x: Tensor) -> Tensor:
-    """x [N,C,E] moved down by one row: row i holds row i - 1, the first one zeros. The adjoint of `_up`."""
+    """x [N,C,E] moved down by one row: row i holds row i - 1, the first one zeros."""
     return F.pad(x[:, :-1], (0, 0, 1, 0))
