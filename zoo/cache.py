@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from zoo.nn import previous_token
+from zoo.nn.joined import Joined
 from zoo.nn.step import Step
 from zoo.ops._live import live
 from zoo.sequence import Layout
 
-_steps: WeakKeyDictionary[LayerCache, Step] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[LayerCache | Cache, Step] = WeakKeyDictionary()
 """Beside the caches and not in them: a copy of a cache takes no weights along, and its size is that of its memory."""
 
 
@@ -48,9 +50,15 @@ class LayerCache:
         """run(part, stream, layout, cache) in the least time, where `part` owns this memory and has `around` for its
         residual form or norm."""
         step = _steps.get(self)
-        if step is None or step.part is not part or step.around is not around:
-            step = _steps[self] = Step(run, part, around)
+        if step is None or step.roots[0] is not around or step.roots[1] is not part:
+            joined = Joined(part)
+            step = _steps[self] = Step(partial(run, joined), (around, part), joined.copies)
         return step
+
+    def names(self, own: str) -> dict[str, LayerCache]:
+        """This memory and its parts by the expressions that reach them from it, whose name is `own`."""
+        parts = (part.names(f"{own}.under({name!r})") for name, part in self._parts.items())
+        return {own: self, **{name: each for part in parts for name, each in part.items()}}
 
     @live()
     def read(self, name: str, layout: Layout) -> Tensor | None:
@@ -165,6 +173,25 @@ class Cache:
         self.max_length = max_length
         self.layers = [LayerCache(batch_size, max_length) for _ in range(n_layers)]
         self.head = LayerCache(batch_size, max_length)
+
+    def step(self, run: Callable[..., Any], model: nn.Module) -> Step:
+        """run(tokens, layout, cache), `model` whole, in the least time."""
+        step = _steps.get(self)
+        if step is None or step.roots[0] is not model:
+            step = _steps[self] = Step(run, (model,), self._copies)
+        return step
+
+    def _copies(self) -> list[Tensor]:
+        """Those of the parameters that the steps of the layers have."""
+        steps = [_steps[memory] for memory in self.names("cache").values() if memory in _steps and memory is not self]
+        return [copy for step in steps for copy in step.copies()]
+
+    def names(self, own: str) -> dict[str, Cache | LayerCache]:
+        """All memory by the expressions that reach it from this, whose name is `own`."""
+        names: dict[str, Cache | LayerCache] = {own: self}
+        for n, layer in enumerate(self.layers):
+            names |= layer.names(f"{own}.layers[{n}]")
+        return names | self.head.names(f"{own}.head")
 
     @property
     def length(self) -> Tensor:

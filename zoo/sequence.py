@@ -64,6 +64,8 @@ class Layout:
     @live()
     def angles(self, rope: Rope, width: int) -> tuple[Tensor, Tensor]:
         """`rope`'s cos and sin at these positions: computed once a call, whatever the number of layers."""
+        if self.repeats and isinstance(self.past, int):
+            return rope.angles_at(self.past, width, self.positions.device)
         if (rope, width) not in self._angles:
             self._angles[rope, width] = rope.angles(self.positions, width)
         return self._angles[rope, width]

@@ -99,35 +99,49 @@ class Stack(nn.Module):
         """
         if cache is not None:
             with torch.no_grad():
+                entry, tokens = self._enter(tokens, cu_seqlens, attention_mask, cache)
                 with _without_graph(self):
-                    entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, cache)
-                return entry.leave(cache.head.step(self._say, self.head, self.norm)(hidden, entry.layout, cache.head))
+                    logits = cache.step(self._with_cache, self)(tokens, entry.layout, cache)
+                return entry.leave(logits)
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
         return entry.leave(self.head(self.norm(hidden)))
 
     def _hidden(
-        self,
-        tokens: Tensor,
-        cu_seqlens: Tensor | None,
-        mask: Tensor | None,
-        cache: Cache | None = None,
-        ledger: Ledger | None = None,
+        self, tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, ledger: Ledger | None = None
     ) -> tuple[Entry, Tensor]:
         """The entry, and the hidden states before the last norm in its layout."""
+        entry, tokens = self._enter(tokens, cu_seqlens, mask)
+        entry.layout.ledger = ledger
+        return entry, self._through(tokens, entry.layout)
+
+    def _enter(
+        self, tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, cache: Cache | None = None
+    ) -> tuple[Entry, Tensor]:
+        """The entry, and the tokens in its layout, which the cache has counted."""
         entry = lay_out(tokens, cu_seqlens, mask, cache.lengths if cache is not None else None)
         tokens = entry.enter(tokens)
         self._check_tokens("tokens", tokens)
-        entry.layout.tokens, entry.layout.ledger = tokens, ledger
+        entry.layout.tokens = tokens
         if cache is not None:
             entry.layout.repeats = _repeats(entry.layout, tokens)
             cache.advance(entry.layout, tokens.shape[1])
+        return entry, tokens
+
+    def _through(self, tokens: Tensor, layout: Layout, cache: Cache | None = None) -> Tensor:
+        """tokens [B,T] -> the hidden states before the last norm, [B,T,D]."""
         x = self.embedded(tokens)
         if not tokens.numel():
-            return entry, x
+            return x
         stream = x if self.streams is None else self.streams.open(x)
         for index, layer in enumerate(self.layers):
-            stream = layer(stream, entry.layout, cache.layers[index] if cache is not None else None)
-        return entry, stream if self.streams is None else self.streams.close(stream)
+            stream = layer(stream, layout, cache.layers[index] if cache is not None else None)
+        hidden: Tensor = stream if self.streams is None else self.streams.close(stream)
+        return hidden
+
+    def _with_cache(self, tokens: Tensor, layout: Layout, cache: Cache) -> Tensor:
+        hidden = self._through(tokens, layout, cache)
+        logits: Tensor = cache.head.step(self._say, self.head, self.norm)(hidden, layout, cache.head)
+        return logits
 
     def _say(self, head: Any, hidden: Tensor, *others: Any) -> Tensor:
         logits: Tensor = head(self.norm(hidden))

@@ -126,7 +126,8 @@ def test_every_projection_of_a_model_is_among_them(recipe):
     cache = lm.init_cache(1)
     for _ in range(2):
         lm(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
-    shared = {share.linear for step in _steps.values() for share in step.joined.shares}
+    memories = [memory for memory in cache.names("cache").values() if memory in _steps and memory is not cache]
+    shared = {share.linear for memory in memories for share in _steps[memory].run.args[0].shares}
     kinds = {type(linear) for linear in shared}
     assert kinds == {nn.Linear, Linear}
     for layer in lm.layers:

@@ -22,9 +22,9 @@ def _record_at_once(monkeypatch):
 
 
 def steps_of(cache):
-    """The steps of mixers and FFNs, and that of the head."""
-    memories = [*cache.layers, *(part for layer in cache.layers for part in layer._parts.values()), cache.head]
-    return [_steps[memory] for memory in memories if memory in _steps]
+    """The step of the whole model, and those of mixers and FFNs and of the head."""
+    whole, *parts = [_steps[memory] for memory in cache.names("cache").values() if memory in _steps]
+    return whole, parts
 
 
 def decoded(lm, tokens, cache=None, start=PROMPT):
@@ -46,8 +46,11 @@ def test_equals_the_whole_forward(name):
     got, cache = decoded(lm, tokens)
     assert_close(got, lm(tokens)[:, PROMPT:], FORWARD[torch.float64], "decoded")
     mixer = name.partition("-")[0]
-    faults = {each.fault for each in steps_of(cache) if type(each.part) is MIXERS.get(mixer)}
-    assert (faults == {None}) == (mixer not in LIVING and name not in ("mla-full", "mla-hybrid"))
+    whole, parts = steps_of(cache)
+    lives = mixer in LIVING or name in ("mla-full", "mla-hybrid")
+    assert (whole.played is None) == lives
+    assert any(part.fault for part in parts if type(part.roots[1]) is MIXERS.get(mixer)) == lives
+    assert not any(part.played for part in parts) or lives
 
 
 @pytest.mark.parametrize("name", ["qwen3_next/tiny", "kimi_linear/tiny", "olmo_hybrid/tiny"])
@@ -57,7 +60,10 @@ def test_models_are_recorded_whole(name):
     tokens = torch.randint(200, (2, 24))
     got, cache = decoded(lm, tokens)
     torch.testing.assert_close(got, lm(tokens)[:, PROMPT:], rtol=1e-4, atol=1e-5)
-    assert {(type(each.part).__name__, each.fault) for each in steps_of(cache) if each.played is None} == set()
+    whole, parts = steps_of(cache)
+    assert whole.fault is None
+    assert whole.played is not None
+    assert not any(part.played for part in parts)
 
 
 @pytest.fixture
@@ -171,7 +177,9 @@ def test_a_module_that_is_not_of_zoo_always_runs(hybrid):
     before = mixer.gates["output"].last
     hybrid(tokens[:, 11:], cache=cache)
     assert mixer.gates["output"].last is not before
-    assert steps_of(cache)[0].fault == "Keeping is not of zoo"
+    whole, parts = steps_of(cache)
+    assert whole.fault == parts[0].fault == "Keeping is not of zoo"
+    assert all(part.played for part in parts[1:])
 
 
 def recorded(function, *inputs, fixed=()):

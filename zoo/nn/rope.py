@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -51,6 +52,8 @@ class Yarn:
 
 
 _frequencies: dict[tuple[Rope, int, torch.device], Tensor] = {}
+_blocks: dict[tuple[Rope, int, torch.device], tuple[int, Sequence[tuple[Tensor, Tensor]]]] = {}
+BLOCK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,19 @@ class Rope:
         if self.yarn is None:
             return angle.cos(), angle.sin()
         return angle.cos() * self.yarn.attention_factor, angle.sin() * self.yarn.attention_factor
+
+    def angles_at(self, position: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`angles` of one token, [1,1,1,width/2] each: computed for BLOCK tokens in a row, since the next is likely to
+        be asked for next."""
+        key = self, width, device
+        first, rows = _blocks.get(key, (0, ()))
+        if not first <= position < first + len(rows):
+            first = position - position % BLOCK
+            with torch.inference_mode(False):
+                both = self.angles(torch.arange(first, first + BLOCK, device=device)[None], width)
+            rows = tuple(zip(*(x.split(1, dim=1) for x in both), strict=True))
+            _blocks[key] = first, rows
+        return rows[position - first]
 
     def _frequencies(self, width: int, device: torch.device) -> Tensor:
         """[width/2], kept from call to call."""

@@ -1,17 +1,17 @@
-"""A part of a layer for a token that is decoded: joined products at first, and a recording once it pays."""
+"""A part of a model for a token that is decoded: as it is at first, and a recording once that pays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor, nn
 
 from zoo.nn.constant import constants
-from zoo.nn.joined import Joined
 from zoo.nn.recorder import Recorder
+from zoo.ops._live import recorder
 
 BEFORE = 8
 """Tokens decoded before the next is recorded: short answers would never bring back the time that it takes."""
@@ -20,47 +20,46 @@ PLAIN = (nn.Linear, nn.Embedding, nn.ModuleDict, nn.ModuleList)
 
 
 class Step:
-    """run(part, stream, layout, cache): a mixer or FFN `part`, in the residual form `around` it, where a cache is.
+    """run(stream, layout, cache), a part of a model that consists of the modules `roots`, and of `copies` of their
+    parameters.
 
     From the ninth token on, what the others have asked of torch is asked without the modules between (`Recorder`). A
     recording is played while all that it was made of is as it was: the modules, their parameters and what is in these,
     and no hook or reader of anybody's; else the modules run. Modules that are not zoo's own always run, since what
-    else they do nobody knows. Plain attributes of modules are taken for settled.
+    else they do nobody knows. Plain attributes of modules are taken for settled. Of parts within parts the outermost
+    is recorded that can be.
     """
 
-    def __init__(self, run: Callable[..., Any], part: nn.Module, around: nn.Module):
-        self.run, self.part, self.around = run, part, around
-        self.joined = Joined(part)
+    def __init__(self, run: Callable[..., Any], roots: Sequence[nn.Module], copies: Callable[[], Sequence[Tensor]]):
+        self.run, self.roots, self.copies = run, roots, copies
         self.calls = 0
         self.fault: str | None = None
         self.watch: Watch | None = None
         self.played: Callable[..., Any] | None = None
 
     def __call__(self, stream: Any, layout: Any, cache: Any) -> Any:
-        if not layout.repeats or self.fault is not None:
-            return self._run(stream, layout, cache)
+        if not layout.repeats or self.fault is not None or recorder.get() is not None:
+            return self.run(stream, layout, cache)
         if self.watch is not None and self.played is not None:
             if self.watch.finds_all_as_it_was(stream):
                 return self.played(stream, layout, cache)
             self.watch, self.calls = None, 0
         self.calls += 1
-        return self._record(stream, layout, cache) if self.calls > BEFORE else self._run(stream, layout, cache)
-
-    def _run(self, stream: Any, layout: Any, cache: Any) -> Any:
-        return self.run(self.joined, stream, layout, cache)
+        return self._record(stream, layout, cache) if self.calls > BEFORE else self.run(stream, layout, cache)
 
     def _record(self, stream: Any, layout: Any, cache: Any) -> Any:
-        watch = Watch([self.around, self.part], stream)
+        self.calls = 0  # where this comes to nothing, it is tried again as many tokens later
+        watch = Watch(self.roots, stream)
         if watch.fault is not None:
             self.fault = watch.fault
         if watch.fault is not None or not watch.finds_all_as_it_was(stream):
-            return self._run(stream, layout, cache)
+            return self.run(stream, layout, cache)
         seen = layout.of_any_token()
         parts = {f"stream[{n}]": x for n, x in enumerate(stream)} if isinstance(stream, tuple) else {}
-        inputs = {"stream": stream, **parts, "layout": seen, "cache": cache, "layout.tokens": layout.tokens}
-        recorder = Recorder(inputs, [*watch.tensors, *self.joined.copies(), *constants()], {id(seen): layout})
-        stream, self.played = recorder.run(self._run, stream, seen, cache)
-        self.watch, self.fault = watch, recorder.fault
+        inputs = {"stream": stream, **parts, "layout": seen, **cache.names("cache"), "layout.tokens": layout.tokens}
+        recording = Recorder(inputs, [*watch.tensors, *self.copies(), *constants()], {id(seen): layout})
+        stream, self.played = recording.run(self.run, stream, seen, cache)
+        self.watch, self.fault = watch, recording.fault
         return stream
 
 
@@ -88,15 +87,25 @@ class Watch:
         self.tensors: list[Tensor] = [x for values in numbers for x in values if x is not None]
         if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() for x in self.tensors):
             self.fault = "a parameter is no plain tensor"
+            return
+        self.entries = list(self._entries())
+        self.sizes, self.state = list(map(len, tables)), self._state()
         self.kinds = _kinds(stream)
-        self.state = None if self.fault else self._state()
 
     def finds_all_as_it_was(self, stream: Any) -> bool:
-        return self._state() == self.state and not any(self.empty) and _kinds(stream) == self.kinds
+        return (
+            not any(self.empty)
+            and list(map(len, self.tables)) == self.sizes
+            and all(map(is_, self._entries(), self.entries))
+            and self._state() == self.state
+            and _kinds(stream) == self.kinds
+        )
+
+    def _entries(self) -> Any:
+        return chain.from_iterable(map(dict.values, self.tables))
 
     def _state(self) -> Any:
-        entries = map(id, chain.from_iterable(map(dict.values, self.tables)))
-        return [*entries, *map(_version, self.tensors), *map(Tensor.data_ptr, self.tensors)]
+        return [*map(_version, self.tensors), *map(Tensor.data_ptr, self.tensors)]
 
 
 def _kinds(stream: Any) -> Any:
