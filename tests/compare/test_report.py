@@ -14,6 +14,7 @@ from zoo.compare.document import Table, to_html
 from zoo.compare.plot import COLORS, Line, chart
 from zoo.compare.protocol import Entry
 from zoo.compare.report import write_report
+from zoo.compare.report.rows import span
 from zoo.compare.results import collect
 from zoo.compare.tasks import summarize
 from zoo.recipe import Recipe
@@ -188,6 +189,12 @@ def test_what_was_answered_is_told(tmp_path: Path, beside: bool) -> None:
 def test_results_without_a_single_run(tmp_path: Path) -> None:
     write_report(tmp_path, results({"a": [None], "b": [None]}))
     assert "no run to set beside one of a" in (tmp_path / "report.md").read_text()
+
+
+def test_a_speedup_is_not_told_beyond_what_it_can_be() -> None:
+    assert span(1.5, None) == "1.50"
+    assert span(1.5, (1.2, 1.9)) == "1.50 (1.20 to 1.90)"
+    assert span(0.07, (1e-9, 8e18)) == "0.07 (below 0.01 to over 100)"
 
 
 @pytest.mark.parametrize("log", [False, True])

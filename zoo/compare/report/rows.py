@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.compare.document import Figure
 from zoo.compare.plot import Line, chart
-from zoo.compare.statistics import interval
+from zoo.compare.statistics import FARTHEST, interval
 
 Row = dict[str, Any]
 
@@ -63,4 +63,9 @@ def spread(mean: float | None, half: float | None, sign: bool = False) -> str:
 
 
 def span(value: float | None, ends: Sequence[float] | None) -> str:
-    return "-" if value is None else f"{value:.2f}" + ("" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})")
+    """A speedup with its interval, whose ends are not told beyond what a speedup can be."""
+    if value is None or ends is None:
+        return "-" if value is None else f"{value:.2f}"
+    low = f"{ends[0]:.2f}" if ends[0] * FARTHEST >= 1 else f"below {1 / FARTHEST:.2f}"
+    high = f"{ends[1]:.2f}" if ends[1] <= FARTHEST else f"over {FARTHEST:.0f}"
+    return f"{value:.2f} ({low} to {high})"
