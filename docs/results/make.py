@@ -72,8 +72,8 @@ STUDIES = {
         "it gets there within these steps is chance, for Mamba-2 at both widths, and makes its wide intervals. What is "
         "still guessing says nothing of the size of its state, and may be there with more steps, or a rate of its own. "
         "Nor do these sizes reach the end of a state: the third seeds of KDA and Mamba-2 answer everything with keys "
-        "of width 4, so there is room, and what the width changes here is how soon it is used. Attention has no state to "
-        "widen, and stands beside the wider ones only. Zoology trains on 100,000 examples for 64 epochs, of a "
+        "of width 4, so there is room, and what the width changes here is how soon it is used. Attention has no state "
+        "to widen, and stands beside the wider ones only. Zoology trains on 100,000 examples for 64 epochs, of a "
         "vocabulary of 8,192, not 64.",
         {"recall_4": _recall(4), "recall_16": _recall(16, "attention")},
     ),

@@ -30,8 +30,8 @@ def verdict(results: Row) -> Iterator[Block]:
     yield Table(titles, [_summary_row(row, row is first) for row in results["summary"]])
     yield Paragraph(
         "Means with 95% intervals over seeds (Student's t) of the loss on what is held out for the test; differences "
-        "are paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation losses, "
-        "to come to the recipe's last one, over what the recipe has used; the first has 1 against itself."
+        "are paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation "
+        "losses, to come to the recipe's last one, over what the recipe has used; the first has 1 against itself."
     )
     runs = [*results["runs"], *results["task_runs"]]
     failed = [run for run in runs if run["status"] != "done"]
