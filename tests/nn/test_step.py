@@ -219,3 +219,17 @@ def test_a_recording_is_the_function_of_its_inputs():
     x, y = torch.randn(3, 2), torch.randn(3, 2)
     torch.testing.assert_close(played(x, y), function(x, y))
     assert not any("exp" in line for line in recorder.lines)
+
+
+def test_a_recording_gives_back_what_nothing_reads_any_more():
+    def function(x):
+        y = x
+        for _ in range(20):
+            a, b = y.split((1, 1))
+            y = torch.cat((b.exp(), a + 1)) * x
+        return y
+
+    x = torch.rand(2, 3)
+    given, played, _ = recorded(function, x)
+    torch.testing.assert_close(played(x), given)
+    assert played.__code__.co_nlocals < 12  # with x and the functions that are called

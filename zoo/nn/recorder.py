@@ -6,7 +6,9 @@ A decoded token costs what it takes to walk through modules, slots and options t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -111,7 +113,7 @@ class Recorder(TorchFunctionMode):
             self.fault = f"{call.partition('(')[0]} gives a {type(given).__name__}"
 
     def _new(self, given: Tensor | None, grows: bool) -> str:
-        name = f"v{len(self.held)}"
+        name = f"_v{len(self.held)}"
         self.held.append(given)
         if given is not None:
             self.names[id(given)] = name
@@ -144,11 +146,30 @@ class Recorder(TorchFunctionMode):
     def _compiled(self, result: str) -> Callable[..., Any]:
         # constants as defaults are the quickest names that Python has
         arguments = ", ".join([*self.inputs, *(f"{name}={name}" for name in self.constants)])
-        body = "".join(f"    {line}\n" for line in [*self.lines, f"return {result}"])
+        body = "".join(f"    {line}\n" for line in _sharing_names([*self.lines, f"return {result}"]))
         names = dict(self.constants)
         exec(f"def played({arguments}):\n{body}", names)
         played: Callable[..., Any] = names["played"]
         return played
+
+
+_NAME = re.compile(r"\b_v\d+\b")
+
+
+def _sharing_names(lines: list[str]) -> Iterator[str]:
+    """The lines, in which a tensor takes the name of one that nothing reads any more: so that one is given back, and
+    its memory, still in the cache, is taken again."""
+    last = {name: at for at, line in enumerate(lines) for name in _NAME.findall(line)}
+    now: dict[str, str] = {}
+    free: list[str] = []
+    new = (f"_v{n}" for n in count())
+    for at, line in enumerate(lines):
+        results, _, call = line.partition(" = ") if line.startswith("_v") else ("", "", line)
+        call = _NAME.sub(lambda name: now[name.group()], call)
+        free += [now.pop(name) for name in dict.fromkeys(_NAME.findall(line)) if name in now and last[name] == at]
+        now |= {name: free.pop() if free else next(new) for name in _NAME.findall(results)}
+        yield f"{_NAME.sub(lambda name: now[name.group()], results)} = {call}" if results else call
+        free += [now.pop(name) for name in _NAME.findall(results) if last[name] == at]
 
 
 def _flat(value: Any) -> list[Any]:
