@@ -163,12 +163,16 @@ def _sharing_names(lines: list[str]) -> Iterator[str]:
     now: dict[str, str] = {}
     free: list[str] = []
     new = (f"_v{n}" for n in count())
+
+    def renamed(text: str) -> str:
+        return _NAME.sub(lambda name: now[name.group()], text)
+
     for at, line in enumerate(lines):
         results, _, call = line.partition(" = ") if line.startswith("_v") else ("", "", line)
-        call = _NAME.sub(lambda name: now[name.group()], call)
+        call = renamed(call)
         free += [now.pop(name) for name in dict.fromkeys(_NAME.findall(line)) if name in now and last[name] == at]
-        now |= {name: free.pop() if free else next(new) for name in _NAME.findall(results)}
-        yield f"{_NAME.sub(lambda name: now[name.group()], results)} = {call}" if results else call
+        now.update({name: free.pop() if free else next(new) for name in _NAME.findall(results)})
+        yield f"{renamed(results)} = {call}" if results else call
         free += [now.pop(name) for name in _NAME.findall(results) if last[name] == at]
 
 
