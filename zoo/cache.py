@@ -24,7 +24,8 @@ from zoo.ops._live import live
 from zoo.sequence import Layout
 
 _steps: WeakKeyDictionary[LayerCache | Cache, Step] = WeakKeyDictionary()
-"""Beside the caches and not in them: a copy of a cache takes no weights along, and its size is that of its memory."""
+"""Beside the caches and not in them: a copy of a cache takes no weights along, and its size is that of its memory. A
+step knows no cache, or none would ever be given back."""
 
 
 class LayerCache:
@@ -52,7 +53,7 @@ class LayerCache:
         step = _steps.get(self)
         if step is None or step.roots[0] is not around or step.roots[1] is not part:
             joined = Joined(part)
-            step = _steps[self] = Step(partial(run, joined), (around, part), joined.copies)
+            step = _steps[self] = Step(partial(run, joined), (around, part), lambda cache: joined.copies())
         return step
 
     def names(self, own: str) -> dict[str, LayerCache]:
@@ -178,13 +179,13 @@ class Cache:
         """run(tokens, layout, cache), `model` whole, in the least time."""
         step = _steps.get(self)
         if step is None or step.roots[0] is not model:
-            step = _steps[self] = Step(run, (model,), self._copies)
+            step = _steps[self] = Step(run, (model,), Cache._copies)
         return step
 
     def _copies(self) -> list[Tensor]:
         """Those of the parameters that the steps of the layers have."""
         steps = [_steps[memory] for memory in self.names("cache").values() if memory in _steps and memory is not self]
-        return [copy for step in steps for copy in step.copies()]
+        return [copy for step in steps for copy in step.copies(self)]
 
     def names(self, own: str) -> dict[str, Cache | LayerCache]:
         """All memory by the expressions that reach it from this, whose name is `own`."""

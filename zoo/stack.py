@@ -270,6 +270,7 @@ def _repeats(layout: Layout, tokens: Tensor) -> bool:
     are all that is done, and with nothing set around it that chooses other calls."""
     return (
         tokens.shape[1] == 1
+        and type(tokens) is Tensor  # and no stand-in
         and layout.bounds is None
         and layout.carries
         and tokens.is_cpu

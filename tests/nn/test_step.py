@@ -1,5 +1,8 @@
 """A decoded token from a recording: the same numbers as the modules give, and never those of other modules."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -180,6 +183,16 @@ def test_a_module_that_is_not_of_zoo_always_runs(hybrid):
     whole, parts = steps_of(cache)
     assert whole.fault == parts[0].fault == "Keeping is not of zoo"
     assert all(part.played for part in parts[1:])
+
+
+@torch.no_grad()
+def test_a_cache_is_given_back(hybrid):
+    _, cache = decoded(hybrid, torch.randint(200, (1, 12)))
+    assert steps_of(cache)[0].played is not None
+    gone = [weakref.ref(cache), weakref.ref(cache.layers[0]), weakref.ref(cache.layers[0].states["conv"])]
+    del cache
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3
 
 
 def recorded(function, *inputs, fixed=()):

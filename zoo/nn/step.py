@@ -20,8 +20,8 @@ PLAIN = (nn.Linear, nn.Embedding, nn.ModuleDict, nn.ModuleList)
 
 
 class Step:
-    """run(stream, layout, cache), a part of a model that consists of the modules `roots`, and of `copies` of their
-    parameters.
+    """run(stream, layout, cache), a part of a model that consists of the modules `roots`, and of copies(cache) of
+    their parameters.
 
     From the ninth token on, what the others have asked of torch is asked without the modules between (`Recorder`). A
     recording is played while all that it was made of is as it was: the modules, their parameters and what is in these,
@@ -30,7 +30,7 @@ class Step:
     is recorded that can be.
     """
 
-    def __init__(self, run: Callable[..., Any], roots: Sequence[nn.Module], copies: Callable[[], Sequence[Tensor]]):
+    def __init__(self, run: Callable[..., Any], roots: Sequence[nn.Module], copies: Callable[[Any], Sequence[Tensor]]):
         self.run, self.roots, self.copies = run, roots, copies
         self.calls = 0
         self.fault: str | None = None
@@ -57,7 +57,7 @@ class Step:
         seen = layout.of_any_token()
         parts = {f"stream[{n}]": x for n, x in enumerate(stream)} if isinstance(stream, tuple) else {}
         inputs = {"stream": stream, **parts, "layout": seen, **cache.names("cache"), "layout.tokens": layout.tokens}
-        recording = Recorder(inputs, [*watch.tensors, *self.copies(), *constants()], {id(seen): layout})
+        recording = Recorder(inputs, [*watch.tensors, *self.copies(cache), *constants()], {id(seen): layout})
         stream, self.played = recording.run(self.run, stream, seen, cache)
         self.watch, self.fault = watch, recording.fault
         return stream
