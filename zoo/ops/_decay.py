@@ -29,14 +29,15 @@ BEYOND = -1e3  # exp of it is 0 in every dtype, and 0 * BEYOND, unlike 0 * inf, 
 OCTAVES = math.log2(math.e)  # exp(x) = 2^(OCTAVES x): a CPU raises 2 to a power four times as fast as e
 
 
-def decayed(log_decay: Tensor, rows: Tensor, cols: Tensor) -> HeadDecay | ChannelDecay:
-    """Rows and columns under a decay per head or per channel; log_decay is overwritten."""
+def decayed(log_decay: Tensor, rows: Tensor, cols: Tensor, given_up: bool = False) -> HeadDecay | ChannelDecay:
+    """Rows and columns under a decay per head or per channel. log_decay is overwritten, and so may rows and columns be
+    that are `given_up`: then there is no backward."""
     if log_decay.shape[2] == 1:
         return HeadDecay(log_decay, rows, cols)
     # No decay, given per channel, gives bit for bit what none per head gives. A real decay is told by the first tokens.
     if not log_decay.is_meta and not log_decay[:, 0].any() and not log_decay.any():
         return HeadDecay(log_decay[..., :1], rows, cols)
-    return ChannelDecay(log_decay, rows, cols)
+    return ChannelDecay(log_decay, rows, cols, given_up)
 
 
 class HeadDecay:
@@ -88,7 +89,7 @@ class ChannelDecay:
     longer blocks and fewer halvings.
     """
 
-    def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor):
+    def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor, given_up: bool = False):
         size, width = log_decay.shape[1:]
         self.r, self.s = rows.shape[2], cols.shape[2]
         sums = log_decay.clamp_(min=FLOOR[log_decay.dtype]).mul_(OCTAVES)
@@ -103,8 +104,9 @@ class ChannelDecay:
         total, self.since, self.until = last.exp2(), middle.exp2()[:, None], ((last - first) / 2).exp2()[:, None]
         self.fall = sums.sub_(middle).exp2_()[:, :, None]
         self.rise = self.fall.reciprocal()
-        self.rows = rows.view(-1, self.inner, self.r, width) * self.fall
-        self.cols = cols.view(-1, self.inner, self.s, width) * self.rise
+        self.rows, self.cols = rows.view(-1, half, self.r, width), cols.view(-1, half, self.s, width)
+        self.rows = torch.mul(self.rows, self.fall, out=self.rows if given_up else None)
+        self.cols = torch.mul(self.cols, self.rise, out=self.cols if given_up else None)
         self.rows_start, self.cols_end = self.rows * self.since, self.cols * self.until
         self.levels: list[_Level] = []
         while half < size:

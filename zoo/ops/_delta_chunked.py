@@ -47,7 +47,7 @@ def chunked_delta_rule(
 class _Inside:
     """What the chunks of a span hold before any state is known. The backward computes it again, but for `triangles`."""
 
-    def __init__(self, span: Span, q, k, log_decay, beta, scale: float):
+    def __init__(self, span: Span, q, k, log_decay, beta, scale: float, backward: bool):
         self.beta = span.cut(beta, zero_pads=True)
         w = span.cut(k)
         # A token's key and query lie side by side, so that a block of tokens is one block of rows.
@@ -55,7 +55,7 @@ class _Inside:
         self.rows[:, :, 0] = w
         span.cut(q, self.rows[:, :, 1]).mul_(scale)
         self.w = w.mul_(self.beta)
-        self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None])
+        self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None], given_up=not backward)
         self.rows_start, self.w_end = self.decay.rows_start, self.decay.cols_end.squeeze(2)
 
     def triangles(self) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ class _DeltaRule(torch.autograd.Function):
 
 def _forward(span: Span, q, k, v, log_decay, beta, scale, state, kept: list[Tensor]) -> Tensor:
     """The outputs of a span's tokens; the state, in place, is that before them, then that after them."""
-    inside, rest = _Inside(span, q, k, log_decay, beta, scale), span.cut(v)
+    inside, rest = _Inside(span, q, k, log_decay, beta, scale, backward=False), span.cut(v)
     inverse, m = inside.triangles()
     (k_start, q_start), o = inside.rows_start.unbind(2), torch.empty_like(rest)
     entering: Sequence[Tensor | None] = [None] * len(span.sizes)
@@ -118,7 +118,7 @@ def _backward(span: Span, inputs, scale, kept, grad_state, grads) -> None:
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
     (q, k, grad_out, log_decay, beta), (states, inverse, m, u) = inputs, kept
-    inside = _Inside(span, q, k, log_decay, beta, scale)
+    inside = _Inside(span, q, k, log_decay, beta, scale, backward=True)
     decay, rows, w = inside.decay, inside.rows, inside.w
     # The gradients of what a token's key and query read lie side by side, too.
     grad_reads = pairs_like(u)

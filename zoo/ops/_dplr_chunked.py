@@ -57,7 +57,7 @@ LONGEST_CHUNK = 32
 class _Inside:
     """What the chunks of a span hold before any state is known. The backward computes it again."""
 
-    def __init__(self, span: Span, q, k, v, log_decay, a, b, scale: float):
+    def __init__(self, span: Span, q, k, v, log_decay, a, b, scale: float, backward: bool):
         # What belongs to one token lies side by side, so that a block of tokens is one block of rows or columns.
         a = span.cut(a)
         self.rows, self.cols = pairs_like(a), pairs_like(a)  # the moved a, and q; b, and k
@@ -67,7 +67,7 @@ class _Inside:
         v = span.cut(v, self.uv[:, :, 1])
         for i, x in enumerate((b, k)):
             span.cut(x, self.cols[:, :, i], zero_pads=True)
-        self.decay = span.cut_decay(log_decay, self.rows, self.cols)
+        self.decay = span.cut_decay(log_decay, self.rows, self.cols, given_up=not backward)
         scores = self.decay.scores()
         self.m = scores[:, :, 1].flatten(2)
         self.inverse = unit_lower_inverse(_down(scores[:, :, 0, :, 0]).neg_())
@@ -88,7 +88,7 @@ class _Dplr(torch.autograd.Function):
         state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
         out = empty_like(v)
         for span in chunks.spans:
-            inside = _Inside(span, q, k, v, log_decay, a, b, scale)
+            inside = _Inside(span, q, k, v, log_decay, a, b, scale, backward=False)
             o = inside.uv.new_empty(*inside.uv.shape[:2], shape[1])
             for at, lanes in span.steps:
                 entering, uv = state[lanes], inside.uv[at]
@@ -118,7 +118,7 @@ def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) ->
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
     q, k, v, log_decay, a, b = inputs
-    inside = _Inside(span, q, k, v, log_decay, a, b, scale)
+    inside = _Inside(span, q, k, v, log_decay, a, b, scale, backward=True)
     decay, rows, cols, uv = inside.decay, inside.rows, inside.cols, inside.uv
     of_a = torch.bmm(inside.reads, states).unflatten(1, (-1, 2))[:, :, 0]
     uv[:, :, 0] = torch.bmm(inside.inverse, of_a.add_(uv[:, :, 0]))

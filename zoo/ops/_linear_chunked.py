@@ -47,11 +47,12 @@ def chunked_linear_attention(
 class _Inside:
     """What the chunks of a span hold before any state is known. The backward computes it again."""
 
-    def __init__(self, span: Span, q, k, log_decay, bonus, scale: float):
+    def __init__(self, span: Span, q, k, log_decay, bonus, scale: float, backward: bool):
         self.q = span.cut(q).mul_(scale)
         self.k = span.cut(k, zero_pads=True)
         self.rows = self.q if bonus is None else self.q.roll(-1, dims=1)
-        self.decay = span.cut_decay(log_decay, self.rows[:, :, None], self.k[:, :, None])
+        given_up = not backward and bonus is None
+        self.decay = span.cut_decay(log_decay, self.rows[:, :, None], self.k[:, :, None], given_up)
         self.q_start, self.k_end = self.decay.rows_start.squeeze(2), self.decay.cols_end.squeeze(2)
         self.m = self.decay.scores().squeeze(4).squeeze(2)
         if bonus is not None:
@@ -73,7 +74,7 @@ class _LinearAttention(torch.autograd.Function):
         state, kept = chunks.cut_state(initial_state, *shape), chunks.kept(ctx, shape)
         o = empty_like(v)
         for span in chunks.spans:
-            inside, v_span = _Inside(span, q, k, log_decay, bonus, scale), span.cut(v)
+            inside, v_span = _Inside(span, q, k, log_decay, bonus, scale, backward=False), span.cut(v)
             o_span = torch.bmm(inside.m, v_span)
             for at, lanes in span.steps:
                 entering = state[lanes]
@@ -103,7 +104,7 @@ def _backward(span: Span, inputs, scale, states, grad_out, grad_state, grads) ->
     """Writes the gradients of a span's tokens into `grads`; grad_state, in place, is that of the states after it, then
     of those before it."""
     q, k, v, log_decay, bonus = inputs
-    inside, v_span = _Inside(span, q, k, log_decay, bonus, scale), span.cut(v)
+    inside, v_span = _Inside(span, q, k, log_decay, bonus, scale, backward=True), span.cut(v)
     decay = inside.decay
     grad_o = span.cut(grad_out, zero_pads=True)
     leaving = torch.empty_like(states)
