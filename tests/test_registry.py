@@ -42,6 +42,9 @@ def test_did_you_mean() -> None:
     assert did_you_mean("sigmod", ["silu", "sigmoid"]) == ". Did you mean 'sigmoid'? Known: silu, sigmoid"
     assert did_you_mean("xyz", ["silu"]) == ". Known: silu"
     assert did_you_mean("xyz", []) == ". Known: none"
+    many = did_you_mean("gdn/tin", [*(f"family{n}/base" for n in range(100)), "gdn/tiny"])
+    assert many.startswith(". Did you mean 'gdn/tiny'? Known: gdn/tiny, ")
+    assert many.endswith(" and 93 more")
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)

@@ -27,12 +27,18 @@ class RecipeError(ValueError):
     place, what was found, what is known and the nearest name."""
 
 
+MANY = 40
+"""Names that a message lists; of more it lists those nearest to what was found."""
+
+
 def did_you_mean(found: str, known: Iterable[str]) -> str:
     """`. Did you mean 'x'? Known: a, b, x` - the end of every message about an unknown name."""
     known = list(known)
     near = difflib.get_close_matches(found, known, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f".{hint} Known: {', '.join(known) or 'none'}"
+    listed = known if len(known) <= MANY else difflib.get_close_matches(found, known, n=8, cutoff=0.0)
+    more = f" and {len(known) - len(listed)} more" if len(listed) < len(known) else ""
+    return f".{hint} Known: {', '.join(listed) or 'none'}{more}"
 
 
 class Registry:

@@ -42,6 +42,13 @@ def test_refusals(zoo: Zoo, recipe: Path, other: Path, tmp_path: Path) -> None:
     assert not Path("out").exists()
 
 
+def test_a_folder_that_cannot_be_made(zoo: Zoo, recipe: Path, other: Path) -> None:
+    Path("file").touch()
+    asked = zoo("compare", recipe, other, "--out", "file/out")
+    assert asked.code == 1
+    assert asked.fault.endswith("file/out/recipes: Not a directory")
+
+
 def numbers(out: Path) -> list[tuple[Any, ...]]:
     runs = json.loads((out / "results.json").read_text())["runs"]
     return [(run["recipe"], run["seed"], run["lr"], run["status"], run["loss"], run["curve"]) for run in runs]

@@ -38,7 +38,9 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument(
         "--match", choices=("params", "flops", "none"), default="params", help="what all have as much of as the first"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change every stack")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="change every stack (a short trial: --tokens)"
+    )
     parser.add_argument(
         "--sweep",
         metavar="PATH=[A,B]",
@@ -90,9 +92,8 @@ def main(command: str, args: list[str]) -> int:
         _execute([*runs, *beside], options.jobs)
         return _finish(protocol, runs, beside, chosen, out, options)
     except OSError as error:  # a full disk, a folder that is not ours to write in
-        raise RunFailed(
-            f"zoo compare: {error.filename or out}: {error.strerror or error}; what is done is kept: --resume goes on"
-        ) from error
+        kept = "; what is done is kept: --resume goes on" if (out / PLAN).is_file() else ""
+        raise RunFailed(f"zoo compare: {error.filename or out}: {error.strerror or error}{kept}") from error
 
 
 def _rates(text: str | None) -> list[float]:
