@@ -45,8 +45,7 @@ def test_refusals(zoo: Zoo, recipe: Path, other: Path, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made(zoo: Zoo, recipe: Path, other: Path) -> None:
     Path("file").touch()
     asked = zoo("compare", recipe, other, "--out", "file/out")
-    assert asked.code == 1
-    assert asked.fault.endswith("file/out/recipes: Not a directory")
+    assert (asked.code, asked.err) == (1, "zoo: error: zoo compare: file/out/recipes: Not a directory\n")
 
 
 def numbers(out: Path) -> list[tuple[Any, ...]]:
