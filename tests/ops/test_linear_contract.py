@@ -330,8 +330,8 @@ def test_what_is_kept_for_the_backward(subject: Subject, decay: str) -> None:
 @of(FAST)
 def test_memory_of_a_step(subject: Subject, decay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a forward and its backward hold at once, outputs and gradients included, grows with the length by less than
-    1.75 times the inputs, which are leaves here and so not given up for what is kept in their place, and one state a
-    chunk: what a span holds in between does not grow."""
+    one and a half times the inputs and one state a chunk: what a span holds in between does not grow. The delta rule
+    keeps U in the place of v, which is a leaf here and so stays beside it."""
     monkeypatch.setattr("zoo.ops._chunks.SPAN", 2**13)
     peaks, inputs, states = [], [], []
     for times in (1, 2):
@@ -341,7 +341,8 @@ def test_memory_of_a_step(subject: Subject, decay: str, monkeypatch: pytest.Monk
         peaks.append(live.most)
         inputs.append(nbytes(x.values()))
         states.append(of_states)
-    assert peaks[1] - peaks[0] <= 1.75 * (inputs[1] - inputs[0]) + (states[1] - states[0])
+    share = 1.7 if subject.op is delta_rule and decay == "head" else 1.5
+    assert peaks[1] - peaks[0] <= share * (inputs[1] - inputs[0]) + (states[1] - states[0])
 
 
 @of(FAST)
