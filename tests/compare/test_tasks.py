@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import zoo
+from tests.recipes_by_hand import undone
 from zoo.compare.protocol import make_protocol
 from zoo.compare.results import collect
 from zoo.compare.tasks import ALL, accuracies, on_task, read_tasks, summarize, task_of
 from zoo.data.windows import Batch
 from zoo.recipe import read_recipe
-from zoo.registry import TASKS, RecipeError
+from zoo.registry import RecipeError
 from zoo.tasks import TaskData
 from zoo.train import data_module
 
@@ -58,9 +59,8 @@ class Half(torch.nn.Module):
         return torch.ones_like(tokens)
 
 
-def test_a_task_of_the_users_brings_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_the_users_brings_its_code(tmp_path: Path) -> None:
     """To every recipe that learns it, whatever that imports itself."""
-    monkeypatch.setattr(TASKS, "_classes", dict(TASKS._classes))
     code = tmp_path / "first_bit.py"
     code.write_text(
         "from zoo.tasks import register\nfrom zoo.tasks.parity import Parity\n\n\n"
@@ -68,9 +68,10 @@ def test_a_task_of_the_users_brings_its_code(tmp_path: Path, monkeypatch: pytest
     )
     task = tmp_path / "mine.yaml"
     task.write_text(f"base: tasks/parity\nimports: [{code}]\ndata: {{init_args: {{task: first_bit}}}}\n")
-    (found,) = read_tasks([str(task)]).values()
-    assert task_of(found) == "first_bit"
-    assert str(code) in on_task(read_recipe("gla/tiny"), found).imports
+    with undone(tmp_path):
+        (found,) = read_tasks([str(task)]).values()
+        assert task_of(found) == "first_bit"
+        assert str(code) in on_task(read_recipe("gla/tiny"), found).imports
 
 
 def test_a_task_without_an_end_is_refused(tmp_path: Path) -> None:

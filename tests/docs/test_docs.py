@@ -2,17 +2,16 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 import zoo
 from tests.recipes.golden import CORPUS
+from tests.recipes_by_hand import undone
 from zoo import catalogue, ops
 from zoo.cli import main
 from zoo.recipe import parse_yaml, read_recipe
-from zoo.registry import DECAY
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,10 +38,11 @@ def test_readme_recipe_builds_and_its_variant_reads(tmp_path):
 def test_the_walkthrough_adds_a_gate(tmp_path, monkeypatch, capsys):
     """From an empty folder, in the order of the page: written, checked, used, trained, compared."""
     monkeypatch.chdir(tmp_path)
-    # what the walkthrough registers and imports is gone afterwards
-    monkeypatch.setattr(DECAY, "_classes", dict(DECAY._classes))
-    monkeypatch.setitem(sys.modules, "half_life", None)
-    del sys.modules["half_life"]
+    with undone(tmp_path):
+        _walk(capsys)
+
+
+def _walk(capsys):
     page = "docs/add-a-gate.md"
     (code, compare), (recipe,) = blocks(page, "python"), blocks(page, "yaml")
     assert len(code.splitlines()) < 30
