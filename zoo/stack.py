@@ -14,7 +14,7 @@ from zoo.block import Block, build_streams
 from zoo.cache import Cache
 from zoo.config import StackConfig
 from zoo.multi_token import MultiToken
-from zoo.nn import make_norm
+from zoo.nn import Linear, make_norm
 from zoo.nn.cross_entropy import cross_entropy
 from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
@@ -46,7 +46,7 @@ class Stack(nn.Module):
             for layer, name in enumerate(config.layers)
         )
         self.norm = make_norm(config.d_model, config.norm)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         self.multi_token: MultiToken | None = None

@@ -10,7 +10,7 @@ from zoo.config import FFNPart, RouterPart, build
 from zoo.decode import Size
 from zoo.ffns import FFN, GLU, register
 from zoo.ffns._experts import Experts
-from zoo.nn import RMSNorm
+from zoo.nn import Linear, RMSNorm
 from zoo.registry import FFNS, ROUTERS
 from zoo.routers import Router
 from zoo.sequence import Layout
@@ -60,13 +60,13 @@ class MoE(FFN):
         self.shared_gate: nn.Linear | None = None
         if shared is not None:
             self.shared = build(FFNS, shared, "shared", context)
-            self.shared_gate = nn.Linear(d_model, 1, bias=False) if shared_gate else None
+            self.shared_gate = Linear(d_model, 1, bias=False) if shared_gate else None
         self.latent_down_proj: nn.Linear | None = None
         self.latent_norm: RMSNorm | None = None
         if latent_width is not None:
-            self.latent_down_proj = nn.Linear(d_model, latent_width, bias=False)
+            self.latent_down_proj = Linear(d_model, latent_width, bias=False)
             self.latent_norm = RMSNorm(latent_width, context.norm) if latent_norm else None
-            self.latent_up_proj = nn.Linear(latent_width, d_model, bias=False)
+            self.latent_up_proj = Linear(latent_width, d_model, bias=False)
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         y = self._routed(x.flatten(0, 1), layout).view_as(x)

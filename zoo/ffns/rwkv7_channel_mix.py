@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.cache import LayerCache, look_back
 from zoo.decode import Size
 from zoo.ffns import FFN, register
-from zoo.nn import Start, TokenShift
+from zoo.nn import Linear, Start, TokenShift
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext
 
@@ -32,8 +32,8 @@ class RWKV7ChannelMix(FFN):
         d_model = context.d_model
         self.width = 4 * d_model if width is None else width
         self.shift = TokenShift(d_model, START, context.layer, context.n_layers)
-        self.k_proj = nn.Linear(d_model, self.width, bias=False)
-        self.v_proj = nn.Linear(self.width, d_model, bias=False)
+        self.k_proj = Linear(d_model, self.width, bias=False)
+        self.v_proj = Linear(self.width, d_model, bias=False)
         self.reset_parameters()
 
     @torch.no_grad()

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.nn import Linear
+
 
 class MeanCompression(nn.Module):
     """The mean of a block: [...,E,l] -> [...,E]."""
@@ -28,8 +30,8 @@ class Compression(nn.Module):
         super().__init__()
         width = head_dim if width is None else width
         self.position = nn.Parameter(torch.empty(block, n_heads, head_dim))
-        self.a = nn.Linear(block * head_dim, width, bias=False)
-        self.b = nn.Linear(width, head_dim, bias=False)
+        self.a = Linear(block * head_dim, width, bias=False)
+        self.b = Linear(width, head_dim, bias=False)
         self.reset_parameters()
 
     @torch.no_grad()

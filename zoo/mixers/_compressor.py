@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.cache import LayerCache
-from zoo.nn import RMSNorm
+from zoo.nn import Linear, RMSNorm
 from zoo.sequence import Layout
 from zoo.shapes import NormConfig
 
@@ -27,8 +27,8 @@ class Compressor(nn.Module):
         super().__init__()
         self.width, self.ratio = width, ratio
         self.series = 2 if overlap else 1
-        self.kv_proj = nn.Linear(d_model, self.series * width, bias=False)
-        self.gate_proj = nn.Linear(d_model, self.series * width, bias=False)
+        self.kv_proj = Linear(d_model, self.series * width, bias=False)
+        self.gate_proj = Linear(d_model, self.series * width, bias=False)
         self.position_bias = nn.Parameter(torch.empty(ratio, self.series * width))
         self.kv_norm = RMSNorm(width, norm)
         # with these tokens behind it the next one can close any block

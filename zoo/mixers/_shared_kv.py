@@ -8,14 +8,14 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo import ops
 from zoo.cache import LayerCache
 from zoo.decode import Part
 from zoo.mixers._compressor import Compressor
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads
-from zoo.nn import GroupedLinear, RMSNorm, Rope, Sinks, rotate
+from zoo.nn import GroupedLinear, Linear, RMSNorm, Rope, Sinks, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -68,14 +68,14 @@ class SharedKVMixer(Mixer):
         check_rotated(qk_rope_head_dim, head_dim, "head_dim")
         self.n_heads, self.head_dim, self.window = n_heads, head_dim, window
         self.rope, self.rope_dim, self.rope_width = rope, qk_rope_head_dim, rope.width(qk_rope_head_dim)
-        self.q_a_proj = nn.Linear(context.d_model, q_lora_rank, bias=False)
+        self.q_a_proj = Linear(context.d_model, q_lora_rank, bias=False)
         self.q_a_norm = RMSNorm(q_lora_rank, self.norm)
-        self.q_b_proj = nn.Linear(q_lora_rank, n_heads * head_dim, bias=False)
-        self.kv_proj = nn.Linear(context.d_model, head_dim, bias=False)
+        self.q_b_proj = Linear(q_lora_rank, n_heads * head_dim, bias=False)
+        self.kv_proj = Linear(context.d_model, head_dim, bias=False)
         self.kv_norm = RMSNorm(head_dim, self.norm)
         self.sinks = Sinks(n_heads, std=0.0)
         self.o_a_proj = GroupedLinear(n_heads * head_dim, o_lora_rank, o_groups)
-        self.o_b_proj = nn.Linear(o_groups * o_lora_rank, context.d_model, bias=False)
+        self.o_b_proj = Linear(o_groups * o_lora_rank, context.d_model, bias=False)
         self.fill(
             gates,
             {

@@ -12,7 +12,7 @@ from zoo.decode import Part, Size
 from zoo.mixers._compressor import Compressor
 from zoo.mixers._mixer import GateOrder, OutNorm, register
 from zoo.mixers._shared_kv import Far, SharedKVMixer, check_rotated, mean_entries
-from zoo.nn import Rope
+from zoo.nn import Linear, Rope
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
 
@@ -122,8 +122,8 @@ class Indexer(nn.Module):
     ):
         super().__init__()
         self.n_heads, self.width, self.top_k = n_heads, width, top_k
-        self.q_b_proj = nn.Linear(q_lora_rank, n_heads * width, bias=False)
-        self.weights_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.q_b_proj = Linear(q_lora_rank, n_heads * width, bias=False)
+        self.weights_proj = Linear(d_model, n_heads, bias=False)
         self.compressor = Compressor(d_model, width, ratio, norm, overlap=True)
         self.requires_grad_(False)
 

@@ -12,7 +12,7 @@ from zoo.decode import Part, Size
 from zoo.mixers._compressor import closing
 from zoo.mixers._latent import LatentMixer
 from zoo.mixers._mixer import GateOrder, OutNorm, register
-from zoo.nn import LayerNorm
+from zoo.nn import LayerNorm, Linear
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig
 
@@ -136,11 +136,11 @@ class PooledIndexer(nn.Module):
     def __init__(self, d_model: int, q_lora_rank: int, n_heads: int, width: int, top_k: int, pool: int):
         super().__init__()
         self.n_heads, self.width, self.top_k, self.pool = n_heads, width, top_k, pool
-        self.q_b_proj = nn.Linear(q_lora_rank, n_heads * width, bias=False)
-        self.weights_proj = nn.Linear(d_model, n_heads, bias=False)
-        self.k_proj = nn.Linear(d_model, width, bias=False)
+        self.q_b_proj = Linear(q_lora_rank, n_heads * width, bias=False)
+        self.weights_proj = Linear(d_model, n_heads, bias=False)
+        self.k_proj = Linear(d_model, width, bias=False)
         self.k_norm = LayerNorm((width,), NormConfig(eps=1e-6))
-        self.gate_proj = nn.Linear(d_model, width, bias=False)
+        self.gate_proj = Linear(d_model, width, bias=False)
         self.position_bias = nn.Parameter(torch.empty(pool, width))
         self.reset_parameters()
         self.requires_grad_(False)

@@ -13,7 +13,7 @@ from zoo.cache import LayerCache
 from zoo.decode import Part, Size
 from zoo.mixers._compression import Compression, MeanCompression
 from zoo.mixers._mixer import GateOrder, Mixer, OutNorm, check_heads, register
-from zoo.nn import RMSNorm, Rope, rotate
+from zoo.nn import Linear, RMSNorm, Rope, rotate
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
 
@@ -92,10 +92,10 @@ class NSA(Mixer):
         self.window, self.shared_kv, self.rope = window, shared_kv, rope
         self.rope_width = rope.width(head_dim) if rope else 0
         d_model, views = context.d_model, ("shared",) if shared_kv else BRANCHES
-        self.q_proj = nn.Linear(d_model, n_heads * head_dim, bias=bias)
-        self.k_proj = nn.ModuleDict({view: nn.Linear(d_model, n_kv_heads * head_dim, bias=bias) for view in views})
-        self.v_proj = nn.ModuleDict({view: nn.Linear(d_model, n_kv_heads * head_v_dim, bias=bias) for view in views})
-        self.o_proj = nn.Linear(n_heads * head_v_dim, d_model, bias=False)
+        self.q_proj = Linear(d_model, n_heads * head_dim, bias=bias)
+        self.k_proj = nn.ModuleDict({view: Linear(d_model, n_kv_heads * head_dim, bias=bias) for view in views})
+        self.v_proj = nn.ModuleDict({view: Linear(d_model, n_kv_heads * head_v_dim, bias=bias) for view in views})
+        self.o_proj = Linear(n_heads * head_v_dim, d_model, bias=False)
         self.q_norm = RMSNorm(head_dim, self.norm) if qk_norm == "head" else None
         self.k_norm = nn.ModuleDict({view: RMSNorm(head_dim, self.norm) for view in views if qk_norm == "head"})
         self.k_compress, self.v_compress = (

@@ -10,7 +10,7 @@ from zoo.cache import LayerCache
 from zoo.config import MixerPart, build
 from zoo.decode import Part, Size
 from zoo.mixers._mixer import Mixer, register
-from zoo.nn import RMSNorm
+from zoo.nn import Linear, RMSNorm
 from zoo.registry import MIXERS
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext, NormConfig, SlotSpec
@@ -63,8 +63,8 @@ class Parallel(Mixer):
         self.join_projs: nn.ModuleList | None = None
         if join == "concat":
             rank = d_model // n if join_rank is None else join_rank
-            self.join_projs = nn.ModuleList(nn.Linear(d_model, rank, bias=False) for _ in branches)
-            self.o_proj = nn.Linear(n * rank, d_model, bias=False)
+            self.join_projs = nn.ModuleList(Linear(d_model, rank, bias=False) for _ in branches)
+            self.o_proj = Linear(n * rank, d_model, bias=False)
         self.fill(
             gates,
             {"branch": context.slot("branch", n_heads, n), "post": context.slot("post", 1, d_model)},

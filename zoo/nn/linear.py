@@ -27,19 +27,19 @@ class Linear(nn.Linear):
     """y = W x (+ b): an nn.Linear in all but the library that multiplies. x [..., d_in] -> [..., d_out]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight) if self.bias is None else super().forward(x)
+        return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T, x [..., d_in], weight [d_out, d_in] -> [..., d_out]: F.linear, by oneDNN where that is faster."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T (+ b), x [..., d_in], weight [d_out, d_in] -> [..., d_out]: F.linear, by oneDNN where that is faster."""
     if not _is_better_by_onednn(x, weight):
-        return F.linear(x, weight)
-    y: Tensor = _Linear.apply(x, weight) if torch.is_grad_enabled() else _by_onednn(x, weight)
+        return F.linear(x, weight, bias)
+    y: Tensor = _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _by_onednn(x, weight, bias)
     return y
 
 
-def _by_onednn(x: Tensor, weight: Tensor) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
 
@@ -60,21 +60,22 @@ def _is_better_by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """y = x W^T by oneDNN:  dx = dy W  by oneDNN too,  dW = dy^T x  by MKL, which is as fast at that."""
+    """y = x W^T + b by oneDNN:  dx = dy W  by oneDNN too,  dW = dy^T x  by MKL, as fast at that,  db = Σ dy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _by_onednn(x, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        return _by_onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return derived(F.linear, (x, weight), ctx.needs_input_grad, grad)
+            return derived(F.linear, (x, weight, bias), ctx.needs_input_grad, grad)
+        rows = grad.flatten(0, -2)
         d_x = _by_onednn(grad, weight.t()) if ctx.needs_input_grad[0] else None
-        d_weight = grad.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        return d_x, d_weight
+        d_weight = rows.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return d_x, d_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class LowRank(nn.Module):

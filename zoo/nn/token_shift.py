@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from zoo.nn.linear import Linear
 from zoo.nn.rwkv import start_at_rest
 
 
@@ -76,8 +77,8 @@ class DynamicTokenShift(nn.Module):
     def __init__(self, d_in: int, width: int, start: Start, layer: int, n_layers: int, rank: int):
         super().__init__()
         self.still = TokenShift(width, start, layer, n_layers)
-        self.a = nn.Linear(d_in, rank, bias=False)
-        self.b = nn.Linear(rank, width, bias=False)
+        self.a = Linear(d_in, rank, bias=False)
+        self.b = Linear(rank, width, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.decode import Size
+from zoo.nn import Linear
 from zoo.routers import Router, Routes, logits, register
 from zoo.routers._scores import Score, score, share
 from zoo.sequence import Layout
@@ -38,7 +39,7 @@ class Hash(Router):
     ):
         super().__init__(context, n_experts, top_k)
         self.score, self.scaling = score, scaling
-        self.proj = nn.Linear(context.d_model, n_experts, bias=False)
+        self.proj = Linear(context.d_model, n_experts, bias=False)
         self.register_buffer("table", torch.empty(vocab_size, top_k, dtype=torch.int64))
         self.reset_parameters()
 

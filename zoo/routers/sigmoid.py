@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.decode import AtLeast, Size
+from zoo.nn import Linear
 from zoo.routers import Router, Routes, best, logits, register
 from zoo.routers._quantile import histograms, quantiles
 from zoo.routers._scores import Score, score, share
@@ -64,7 +65,7 @@ class Sigmoid(Router):
         self.score, self.renormalize, self.scaling = score, renormalize, scaling
         self.n_groups, self.top_groups = n_groups, top_groups
         self.balance, self.update_rate = balance, update_rate
-        self.proj = nn.Linear(context.d_model, n_experts, bias=False)
+        self.proj = Linear(context.d_model, n_experts, bias=False)
         start = None if balance == "none" else torch.empty(n_experts, dtype=torch.float32)
         self.register_buffer("selection_bias", start)
         self.reset_parameters()

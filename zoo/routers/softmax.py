@@ -4,9 +4,10 @@ from typing import Annotated
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.decode import AtLeast
+from zoo.nn import Linear
 from zoo.routers import Router, Routes, best, logits, register
 from zoo.sequence import Layout
 from zoo.shapes import LayerContext
@@ -38,7 +39,7 @@ class Softmax(Router):
     ):
         super().__init__(context, n_experts, top_k)
         self.renormalize, self.load_balance, self.z_loss = renormalize, load_balance, z_loss
-        self.proj = nn.Linear(context.d_model, n_experts, bias=bias)
+        self.proj = Linear(context.d_model, n_experts, bias=bias)
 
     def forward(self, x: Tensor, layout: Layout) -> Routes:
         z = logits(self.proj, x)

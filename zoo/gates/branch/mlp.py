@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.decode import Size
 from zoo.gates.branch import BranchGate, float32, register
+from zoo.nn import Linear
 from zoo.shapes import Slot
 
 
@@ -23,8 +24,8 @@ class MLPBranch(BranchGate):
         self.shape = (slot.n_heads, slot.head_dim)
         n_weights = slot.n_heads * slot.head_dim
         width = n_weights if width is None else width
-        self.a_proj = nn.Linear(slot.d_in, width, bias=False)
-        self.b_proj = nn.Linear(width, n_weights, bias=False)
+        self.a_proj = Linear(slot.d_in, width, bias=False)
+        self.b_proj = Linear(width, n_weights, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return float32(self.b_proj(F.silu(self.a_proj(x)))).unflatten(-1, self.shape).sigmoid()

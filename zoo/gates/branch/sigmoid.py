@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.gates.branch import BranchGate, float32, register
+from zoo.nn import Linear
 from zoo.shapes import Slot
 
 
@@ -18,7 +19,7 @@ class SigmoidBranch(BranchGate):
     def __init__(self, slot: Slot):
         super().__init__()
         self.shape = (slot.n_heads, slot.head_dim)
-        self.g_proj = nn.Linear(slot.d_in, slot.n_heads * slot.head_dim, bias=False)
+        self.g_proj = Linear(slot.d_in, slot.n_heads * slot.head_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return float32(self.g_proj(x)).unflatten(-1, self.shape).sigmoid()

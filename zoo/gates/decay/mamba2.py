@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.gates.decay import Decay, DecayGate, check_range, dt_bias_, float32, float32_parameter, register
+from zoo.nn import Linear
 from zoo.shapes import Slot
 
 
@@ -31,7 +32,7 @@ class Mamba2Decay(DecayGate):
         check_range("a_init", a_init)
         check_range("dt_init", dt_init)
         self.a_init, self.dt_init = a_init, dt_init
-        self.a_proj = nn.Linear(slot.d_in, slot.n_heads, bias=False)
+        self.a_proj = Linear(slot.d_in, slot.n_heads, bias=False)
         self.A_log = float32_parameter(slot.n_heads)
         self.dt_bias = float32_parameter(slot.n_heads)
         self.reset_parameters()

@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.decode import Size
 from zoo.gates.decay import Decay, DecayGate, float32, float32_parameter, register
+from zoo.nn import Linear
 from zoo.nn.rwkv import by_channel, start_at_rest, zigzag
 from zoo.shapes import Slot
 
@@ -29,8 +30,8 @@ class RWKV7Decay(DecayGate):
         self.shape = (slot.n_heads, slot.head_dim)
         self.depth = slot.layer / max(1, slot.n_layers - 1)
         rank = slot.head_dim if rank is None else rank
-        self.a_proj = nn.Linear(slot.d_in, rank, bias=False)
-        self.b_proj = nn.Linear(rank, slot.n_heads * slot.head_dim, bias=False)
+        self.a_proj = Linear(slot.d_in, rank, bias=False)
+        self.b_proj = Linear(rank, slot.n_heads * slot.head_dim, bias=False)
         self.w0 = float32_parameter(*self.shape)
         self.reset_parameters()
 

@@ -5,10 +5,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.decode import Size
 from zoo.gates.output import OutputGate, float32, register
+from zoo.nn import Linear
 from zoo.shapes import Slot
 
 INNER: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
@@ -37,8 +38,8 @@ class MLPOutput(OutputGate):
         width = slot.head_dim if width is None else width
         self.inner, self.outer = INNER[inner], outer
         self.shape = (slot.n_heads, 1 if granularity == "headwise" else slot.head_dim)
-        self.a_proj = nn.Linear(slot.d_in, width, bias=False)
-        self.b_proj = nn.Linear(width, self.shape[0] * self.shape[1], bias=False)
+        self.a_proj = Linear(slot.d_in, width, bias=False)
+        self.b_proj = Linear(width, self.shape[0] * self.shape[1], bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         z = float32(self.b_proj(self.inner(self.a_proj(x)))).unflatten(-1, self.shape)

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.decode import Size
 from zoo.gates.output import OutputGate, float32, register
+from zoo.nn import Linear
 from zoo.shapes import Slot
 
 
@@ -24,7 +25,7 @@ class SliceOutput(OutputGate):
             raise ValueError(f"k: the input has {slot.d_in} channels, of which 1/{k} is none")
         self.d_slice = slot.d_in // k
         self.shape = (slot.n_heads, 1 if granularity == "headwise" else slot.head_dim)
-        self.g_proj = nn.Linear(self.d_slice, self.shape[0] * self.shape[1], bias=False)
+        self.g_proj = Linear(self.d_slice, self.shape[0] * self.shape[1], bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return float32(self.g_proj(x[..., : self.d_slice])).unflatten(-1, self.shape).sigmoid()

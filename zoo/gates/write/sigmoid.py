@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.gates.write import WriteGate, float32, register
+from zoo.nn import Linear
 from zoo.shapes import Slot
 
 
@@ -21,7 +22,7 @@ class SigmoidWrite(WriteGate):
         if not 0 < scale <= 2:
             raise ValueError(f"scale: expected a number in (0, 2], beyond which the delta rule diverges, found {scale}")
         self.scale = scale
-        self.b_proj = nn.Linear(slot.d_in, slot.n_heads, bias=False)
+        self.b_proj = Linear(slot.d_in, slot.n_heads, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         beta = float32(self.b_proj(x)).sigmoid()
