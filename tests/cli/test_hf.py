@@ -127,6 +127,7 @@ def test_a_run_that_was_trained_here_is_exported(zoo: Zoo, tmp_path: Path) -> No
     assert fit.code == 0, fit.err
     exported = zoo("export", "dense", "out")
     assert exported.out.startswith("out: qwen3, ")
+    assert " too: say --family for that" not in exported.out
     assert "note: no tokenizer that transformers can read" in exported.out
     checkpoint = torch.load("dense/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     again = library.from_hf("out")

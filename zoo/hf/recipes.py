@@ -98,6 +98,11 @@ def to_config(config: StackConfig, model_type: str | None = None) -> Read:
     raise RecipeError(f"{f'{name} cannot say this stack' if model_type else nearest + name}: {'; '.join(reasons)}")
 
 
+def able(config: StackConfig) -> list[str]:
+    """The model_types of all families that can say the stack."""
+    return [name for name, family in families().items() if isinstance(_express(family, config), Read)]
+
+
 def _distance(reasons: Sequence[str]) -> tuple[int, int]:
     """How far a family is from a stack: mixers of another name, whose one reason hides all others, then reasons."""
     return sum(".mixer is '" in reason for reason in reasons), len(reasons)
