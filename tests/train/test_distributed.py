@@ -57,9 +57,11 @@ def test_two_processes_resume_bit_for_bit(tmp_path: Path) -> None:
     assert_close(*weights, tolerance=0.0)
 
 
-@pytest.mark.parametrize("optimizer", ["zoo.train.MuonAdamW", "torch.optim.AdamW"])
-def test_a_sharded_run(tmp_path: Path, optimizer: str) -> None:
-    """FSDP2: resumes bit for bit, and from the same weights makes the steps of one process."""
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("zoo.train.MuonAdamW", 3e-4), ("torch.optim.AdamW", 1e-5)])
+def test_a_sharded_run(tmp_path: Path, optimizer: str, tolerance: float) -> None:
+    """FSDP2: resumes bit for bit, and from the same weights makes the steps of one process. Muon's to a tenth of a
+    step: it orthogonalises in bfloat16, so one number of a gradient that is rounded up here and down there turns the
+    directions that the gradient hardly has."""
     own = ("--optimizer", optimizer)
     run(tmp_path / "whole", "fsdp", 4, *own)
     checkpoints = tmp_path / "whole" / "checkpoints"
@@ -69,7 +71,7 @@ def test_a_sharded_run(tmp_path: Path, optimizer: str) -> None:
     run(tmp_path / "sharded", "fsdp", 2, *own, "--weights", str(tmp_path / "whole"))
     run(tmp_path / "single", "single", 2, *own, "--weights", str(tmp_path / "whole"))
     weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("sharded", "single")]
-    assert_close(*weights, tolerance=1e-5)
+    assert_close(*weights, tolerance)
 
 
 @pytest.mark.parametrize("residual", ["{name: attn_res, options: {block_size: 1}}", "mhc"])

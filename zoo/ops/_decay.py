@@ -26,6 +26,7 @@ from torch import Tensor
 INNER = 8  # tokens of the smallest block that a decay of any strength may have
 FLOOR = {torch.float32: -20.0, torch.float64: -80.0}  # per step; exp of it is far below the dtype's resolution
 BEYOND = -1e3  # exp of it is 0 in every dtype, and 0 * BEYOND, unlike 0 * inf, is a number
+WEAK = -64.0  # octaves of a chunk: 2 to the power of minus that still multiplies without loss
 OCTAVES = math.log2(math.e)  # exp(x) = 2^(OCTAVES x): a CPU raises 2 to a power four times as fast as e
 
 
@@ -86,7 +87,8 @@ class ChannelDecay:
     halves decay over the left half before, the columns of left halves over the right half behind. Blocks of `inner`
     tokens are not halved: there the factors meet in the middle of the exponents, and one of them grows up to
     exp(|a_2 + ... + a_inner| / 2). With INNER tokens that is finite at FLOOR; most decays are far weaker, and leave
-    longer blocks and fewer halvings.
+    longer blocks and fewer halvings. Where a whole chunk's are weak, the factors meet at its start: the rows are then
+    those that read what enters.
     """
 
     def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor, given_up: bool = False):
@@ -100,14 +102,19 @@ class ChannelDecay:
             half *= 2
         self.inner, sums = half, sums.view(-1, half, width)
         first, last = sums[:, :1], sums[:, -1:]
-        middle = (first + last) / 2
-        total, self.since, self.until = last.exp2(), middle.exp2()[:, None], ((last - first) / 2).exp2()[:, None]
-        self.fall = sums.sub_(middle).exp2_()[:, :, None]
+        total = last.exp2()
+        self.since, self.until = None, total[:, None]
+        if half < size or not (sums.is_meta or last.min() >= WEAK):
+            middle = (first + last) / 2
+            self.since, self.until = middle.exp2()[:, None], ((last - first) / 2).exp2()[:, None]
+            sums.sub_(middle)
+        self.fall = sums.exp2_()[:, :, None]
         self.rise = self.fall.reciprocal()
         self.rows, self.cols = rows.view(-1, half, self.r, width), cols.view(-1, half, self.s, width)
         self.rows = torch.mul(self.rows, self.fall, out=self.rows if given_up else None)
         self.cols = torch.mul(self.cols, self.rise, out=self.cols if given_up else None)
-        self.rows_start, self.cols_end = self.rows * self.since, self.cols * self.until
+        self.rows_start = self.rows if self.since is None else self.rows * self.since
+        self.cols_end = self.cols * self.until
         self.levels: list[_Level] = []
         while half < size:
             lefts, rights = total.view(-1, 2, 1, width).unbind(1)
@@ -153,7 +160,9 @@ class ChannelDecay:
             rising.mul_(right).add_(torch.bmm(block.mT, rows))
         block = _diagonal(grad, self.inner).reshape(-1, self.inner * self.r, self.inner * self.s)
         grad_rows, grad_cols = grad_rows_start.view(self.rows.shape), grad_cols_end.view(self.cols.shape)
-        grad_rows.mul_(self.since).flatten(1, 2).baddbmm_(block, self.cols.flatten(1, 2))
+        if self.since is not None:
+            grad_rows.mul_(self.since)
+        grad_rows.flatten(1, 2).baddbmm_(block, self.cols.flatten(1, 2))
         grad_cols.mul_(self.until).flatten(1, 2).baddbmm_(block.mT, self.rows.flatten(1, 2))
         grad_rows.mul_(self.fall)
         grad_cols.mul_(self.rise)
