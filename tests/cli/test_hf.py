@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 import zoo as library
 from tests.cli.conftest import Zoo, write_recipe
-from tests.hf.folders import LLAMA, logits, write
+from tests.hf.folders import LLAMA, edit_config, logits, write
 from zoo.data.tokenizers import train_bpe
 
 GATE = "blocks.attn.mixer.gates.output"
@@ -64,11 +65,14 @@ def test_there_and_back(zoo: Zoo, source: Path, tmp_path: Path) -> None:
 
 def test_an_import_is_trained_further_and_exported(zoo: Zoo, source: Path, tmp_path: Path) -> None:
     """With a gate that was added; its export is refused with the reason, that of the plain model written."""
+    edit_config(source, max_position_embeddings=99)
     assert zoo("import", source, "run").code == 0
     options = [*tiny_corpus(tmp_path), "--trainer.max_steps=1", "--trainer.default_root_dir=more"]
     fit = zoo("fit", "--config", "run", "--model.weights=run", *options)
     assert fit.code == 0, fit.err
     assert zoo("export", "more", "out").code == 0
+    exported = json.loads(Path("out/config.json").read_text())
+    assert exported["max_position_embeddings"] == 99, "ids and the like travel along"
     moved = (
         load_file("out/model.safetensors")["model.norm.weight"]
         - load_file(source / "model.safetensors")["model.norm.weight"]

@@ -119,6 +119,21 @@ CASES: dict[str, dict[str, Any]] = {
             "rope_theta": 500.0,
             "factor": 4.0,
             "original_max_position_embeddings": 16,
+            "mscale": 0.7,  # without mscale_all_dim it says nothing
+        },
+    },
+    "llama_llama3": {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
         },
     },
     "qwen2": {

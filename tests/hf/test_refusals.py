@@ -55,7 +55,7 @@ def test_all_values_that_are_not_understood_are_listed(tmp_path: Path) -> None:
         hidden_act="gelu",
         attention_dropout=0.1,
         quantization_config={"quant_method": "fp8"},
-        rope_parameters={"rope_type": "llama3", "factor": 8.0},
+        rope_parameters={"rope_type": "linear", "factor": 8.0},
         hiden_size=3,
     )
     message = refusal(folder)
@@ -63,7 +63,7 @@ def test_all_values_that_are_not_understood_are_listed(tmp_path: Path) -> None:
         "hidden_act is 'gelu', and zoo knows 'silu' only",
         "attention_dropout is 0.1",
         "quantization_config is {'quant_method': 'fp8'}",
-        "rope_parameters.rope_type is 'llama3', and zoo knows 'default' and 'yarn'",
+        "rope_parameters.rope_type is 'linear', and zoo knows 'default', 'yarn' and 'llama3'",
         "hiden_size is 3, which zoo does not understand (Did you mean 'hidden_size'?)",
     ):
         assert part in message
@@ -83,6 +83,11 @@ def test_all_values_that_are_not_understood_are_listed(tmp_path: Path) -> None:
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "'linear'"),
         ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope_parameters.factor is missing"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters.low_freq_factor is missing"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.0}},
+            "partial_rotary_factor is 0.0, and zoo rotates more than",
+        ),
     ],
 )
 def test_configurations(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -255,7 +260,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(
         raise OSError("disk full")
 
     monkeypatch.setattr(exporting, "write_tensors", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RecipeError, match="new: cannot be written: disk full"):
         zoo.to_hf(lm, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "hf"]
 

@@ -98,9 +98,149 @@ QWEN3_5: dict[str, Any] = {
 }
 
 
+QWEN3_5_27B: dict[str, Any] = {
+    "model_type": "qwen3_5",
+    "vision_config": {"depth": 27},
+    "tie_word_embeddings": False,
+    "text_config": {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": False,
+        "vocab_size": 248320,
+    },
+}
+
+LING3: dict[str, Any] = {
+    "first_k_dense_replace": 2,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "group_norm_size": 1,
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "kda_lower_bound": -5.0,
+    "kda_safe_gate": True,
+    "kv_lora_rank": 512,
+    "layer_group_size": 6,
+    "model_type": "bailing_hybrid",
+    "moe_intermediate_size": 768,
+    "moe_router_enable_expert_bias": True,
+    "moe_shared_expert_intermediate_size": 768,
+    "n_group": 8,
+    "no_kda_lora": True,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 512,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 32,
+    "num_shared_experts": 1,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_interleave": True,
+    "rope_theta": 6000000,
+    "rotary_dim": 64,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "short_conv_kernel_size": 4,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "v_head_dim": 128,
+    "vocab_size": 157184,
+}
+
+GPT_OSS: dict[str, Any] = {
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
+LLAMA3_1: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+
+
 @pytest.mark.parametrize(
     ("data", "parameters"),
-    [(KIMI, 49_122_675_072), (QWEN3_NEXT, 79_674_391_296), (QWEN3_5, 752_393_024)],
+    [
+        (KIMI, 49_122_675_072),
+        (QWEN3_NEXT, 79_674_391_296),
+        (QWEN3_5, 752_393_024),
+        (QWEN3_5_27B, 26_895_998_464),
+        (LING3, 124_414_191_072),
+        (GPT_OSS, 20_914_757_184),
+        (LLAMA3_1, 8_030_261_248),
+    ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_the_count_is_exact(data: dict[str, Any], parameters: int) -> None:
@@ -110,6 +250,34 @@ def test_the_count_is_exact(data: dict[str, Any], parameters: int) -> None:
     back = to_config(lm.config, read.family.model_type)
     assert back.stack == read.stack
     assert back.kinds == read.kinds
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "value"),
+    [
+        (LING3, "rotary_dim", 32),
+        (LING3, "moe_shared_expert_intermediate_size", 384),
+        (LING3, "no_kda_lora", False),
+        (GPT_OSS, "experts_per_token", 2),
+        (QWEN3_5_27B["text_config"], "attn_output_gate", False),
+        (QWEN3_NEXT, "use_sliding_window", True),
+    ],
+)
+def test_a_key_that_says_what_others_say_says_nothing_else(data: dict[str, Any], key: str, value: Any) -> None:
+    with pytest.raises(RecipeError, match=key):
+        to_stack({**data, key: value})
+
+
+@pytest.mark.parametrize("said", [{}, {"rope_parameters": None}, {"rope_scaling": None, "rope_theta": 150000.0}])
+def test_gpt_oss_has_its_yarn_where_nothing_is_said(said: dict[str, Any]) -> None:
+    plain = {key: value for key, value in GPT_OSS.items() if not key.startswith("rope_")}
+    assert to_stack({**plain, **said}).stack == to_stack(GPT_OSS).stack
+
+
+def test_rope_said_twice_for_deepseek_v4() -> None:
+    said = {"model_type": "deepseek_v4", "num_hidden_layers": 4, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    with pytest.raises(RecipeError, match="rope_scaling and rope_parameters are both there"):
+        to_stack({**said, "rope_parameters": {"main": {"rope_theta": 1e4}, "compress": {"rope_theta": 1.6e5}}})
 
 
 def test_the_layers_of_kimi_linear() -> None:

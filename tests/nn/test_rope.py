@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zoo.nn import Rope, Yarn
+from zoo.nn import Llama3, Rope, Yarn
 
 WIDTH, THETA, CONTEXT, FACTOR = 64, 160000.0, 65536, 16.0
 
@@ -40,6 +40,18 @@ def test_the_attention_factor_scales_what_is_rotated() -> None:
 
 def test_a_factor_of_one_is_none() -> None:
     torch.testing.assert_close(frequencies(Rope(yarn=Yarn(factor=1.0))), frequencies(Rope()))
+
+
+def test_llama3_slows_slow_pairs_alone() -> None:
+    """The fastest makes 8192 / 2 pi turns, more than 4; the slowest, of theta 500,000, fewer than 1."""
+    plain, slowed = (frequencies(Rope(theta=500000.0, llama3=each)) for each in (None, Llama3()))
+    assert slowed[0] == plain[0]
+    torch.testing.assert_close(slowed[-1], plain[-1] / 8)
+    assert (slowed[1:] < slowed[:-1]).all()
+    with pytest.raises(ValueError, match="yarn and llama3: expected one of them"):
+        Rope(yarn=Yarn(), llama3=Llama3())
+    with pytest.raises(ValueError, match="expected 0 < low_freq_factor < high_freq_factor"):
+        Llama3(low_freq_factor=4.0)
 
 
 @pytest.mark.parametrize(("fast", "slow"), [(1.0, 1.0), (1.0, 2.0), (32.0, 0.0)])

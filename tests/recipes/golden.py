@@ -33,7 +33,7 @@ CORPUS = [
 def tiny_recipes() -> list[str]:
     """Every tiny recipe, and of a family of ablation rows (`tiny_<row>`; `sinks/<row>`) the baseline and its first row:
     the others differ from it by a part that has tests of its own, and take a step in the family's test."""
-    ends = ("/tiny", "/tiny_baseline", "/tiny_g1_elementwise", "sinks/softmax", "sinks/softmax1")
+    ends = ("/tiny", "/tiny_moe", "/tiny_baseline", "/tiny_g1_elementwise", "sinks/softmax", "sinks/softmax1")
     return [name for name in zoo.list("recipes") if name.endswith(ends)]
 
 

@@ -19,10 +19,7 @@ from zoo.registry import RecipeError
 from zoo.stack import Stack, load
 from zoo.train import LanguageModule, check_fits, read_weights
 from zoo.train.checkpoints import FOLDER, LAST
-from zoo.train.run_folder import CONFIG, TOKENIZER
-
-BESIDE = "huggingface"
-"""Where a run folder keeps what it does not read itself, for the way back."""
+from zoo.train.run_folder import BESIDE, CONFIG, ORIGIN, TOKENIZER
 
 _FILES = (
     "added_tokens.json",
@@ -35,7 +32,6 @@ _FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-_ORIGIN = "hf_origin"
 
 
 def write_run(imported: Imported, source: Path, out: Path) -> None:
@@ -63,15 +59,18 @@ def write_run(imported: Imported, source: Path, out: Path) -> None:
             "global_step": 0,
             "epoch": 0,
             "pytorch-lightning_version": lightning.__version__,
-            _ORIGIN: imported.origin.plain(),
+            ORIGIN: imported.origin.plain(),
         }
-        torch.save(checkpoint, folder / FOLDER / LAST)
+        try:
+            torch.save(checkpoint, folder / FOLDER / LAST)
+        except RuntimeError as error:  # torch's word for a disk that is full
+            raise RecipeError(f"{out}: cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def read_run(checkpoint: Path) -> tuple[Stack, Origin | None]:
     """The model of a checkpoint, in the dtypes that it is stored in, and where it was imported from."""
-    content = read_checkpoint(checkpoint)
-    stored, origin = content["hyper_parameters"], content.get(_ORIGIN)
+    content = read_checkpoint(checkpoint, "zoo export")
+    stored, origin = content["hyper_parameters"], content.get(ORIGIN)
     found = None if origin is None else Origin.from_plain(origin)
     if checkpoint.is_dir():
         module = LanguageModule(stored["stack"], stored["imports"])

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from zoo.registry import RecipeError
 from zoo.train.say import say
+from zoo.train.weights import load_file
 
 
 def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: str) -> int:
@@ -20,7 +19,7 @@ def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: 
     RecipeError for another optimizer in fit, where the recipe's would not hold: the optimizer's state, its rates
     included, comes from the checkpoint. (Parameters of other shapes are refused when they are loaded.)
     """
-    content = read_checkpoint(checkpoint)
+    content = read_checkpoint(checkpoint, "--ckpt_path")
     stored = content["hyper_parameters"]
     for place, was, now in differences(stored.get("stack"), hparams["stack"], "model.stack"):
         say(f"note: {place} was {was!r} in {checkpoint}, and is {now!r} now")
@@ -44,16 +43,13 @@ def differences(was: Any, now: Any, place: str) -> Iterator[tuple[str, Any, Any]
         yield place, was, now
 
 
-def read_checkpoint(checkpoint: Path) -> dict[str, Any]:
+def read_checkpoint(checkpoint: Path, place: str) -> dict[str, Any]:
     """What a checkpoint says beside its tensors; `hyper_parameters` are the LanguageModule's."""
     # a sharded checkpoint is a folder, and keeps what is no tensor in a file of its own
     file = checkpoint / "meta.pt" if checkpoint.is_dir() else checkpoint
     if not zipfile.is_zipfile(file):
-        raise RecipeError(f"'{file}' is no checkpoint")
-    try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises whatever the bytes happen to mean
-        raise RecipeError(f"--ckpt_path: cannot read '{file}' as a checkpoint: {error}") from error
+        raise RecipeError(f"{place}: '{file}' is no checkpoint")
+    content = load_file(file, place)
     if not isinstance(content, dict) or "hyper_parameters" not in content:
-        raise RecipeError(f"--ckpt_path: '{file}' is not a checkpoint of a run: it has no hyper_parameters")
+        raise RecipeError(f"{place}: '{file}' is not a checkpoint of a run: it has no hyper_parameters")
     return content

@@ -74,7 +74,7 @@ def _load(path: str) -> tuple[Stack, Tokenizer]:
     folder = run_of(checkpoint)
     if folder is None or not (folder / "tokenizer.json").is_file():
         raise RecipeError(f"zoo generate: no tokenizer.json in the run folder of '{checkpoint}'")
-    stored = read_checkpoint(checkpoint)["hyper_parameters"]
+    stored = read_checkpoint(checkpoint, "zoo generate")["hyper_parameters"]
     module = LanguageModule(stored["stack"], stored["imports"])
     module.configure_model()
     read_weights(checkpoint, module, "zoo generate")

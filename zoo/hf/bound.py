@@ -8,7 +8,7 @@ from torch import Tensor
 
 from zoo.hf.configuration import Config
 from zoo.hf.family import Family
-from zoo.hf.tensors import Bound, bind
+from zoo.hf.tensors import Bound, Rule, bind
 from zoo.registry import RecipeError
 from zoo.stack import Stack
 
@@ -43,6 +43,6 @@ def bind_model(family: Family, config: Config, kinds: Sequence[str], lm: Stack, 
     return found
 
 
-def head_names(family: Family) -> list[str]:
-    """What the files of a family call the head."""
-    return [each.hf for each in family.tensors if [piece.name for piece in each.pieces] == ["head.weight"]]
+def head_rules(family: Family) -> list[Rule]:
+    """The rule of a family for the head."""
+    return [each for each in family.tensors if [piece.name for piece in each.pieces] == ["head.weight"]]

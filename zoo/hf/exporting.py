@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.hf.bound import bind_model, tensors_of
+from zoo.hf.bound import bind_model, head_rules, tensors_of
 from zoo.hf.configuration import FILE, HARMLESS
 from zoo.hf.family import family_of
 from zoo.hf.files import SHARD_BYTES, new_folder, write_tensors
 from zoo.hf.origin import Origin, origin_of
 from zoo.hf.recipes import Read, to_config
+from zoo.hf.tensors import bind
 from zoo.registry import RecipeError
 from zoo.stack import Stack
 
@@ -42,6 +43,9 @@ def to_hf(
     read = choose(lm, family, origin)
     own = tensors_of(lm)
     rules = {each.hf: each for each in bind_model(read.family, read.config, read.kinds, lm)}
+    if lm.config.tie_embeddings and read.family.own_head:
+        own["head.weight"] = own["embed.weight"].clone()  # a file holds no tensor under two names
+        rules |= {each.hf: each for each in bind(head_rules(read.family), own, "", "", read.config)}
     dtypes = {} if origin is None else dict(origin.dtypes)
 
     def make(name: str) -> Tensor:

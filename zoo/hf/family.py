@@ -54,6 +54,7 @@ class Family:
     harmless   keys that may have any value
     aliases    other names of keys;  prepare: what else brings a config.json into the form that the templates read
     renames    (regular expression, replacement): names of tensors in other releases -> those of the rules
+    own_head   transformers ties no head to the embedding here, whatever `tie_word_embeddings` says: files hold one
     skipped    regular expressions of tensors that the text model does not need; `{n}` is the number of layers, and the
                index of the one behind them, which predicts one token more
     """
@@ -72,6 +73,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     renames: Sequence[tuple[str, str]] = ()
+    own_head: bool = False
     skipped: Sequence[str] = ()
 
 

@@ -60,9 +60,13 @@ def _list_shards(folder: Path) -> dict[str, Stored]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecipeError(f"{path}: no index of shards: {type(error).__name__}: {error}") from None
     found: dict[str, Stored] = {}
-    for file in sorted(set(places.values())):
+    shards = sorted(set(places.values()))
+    for file in shards:
         if file.parent != folder:
             raise RecipeError(f"{path}: names {file}, which is not beside it")
+    if missing := [file.name for file in shards if not file.is_file()]:
+        raise RecipeError(f"{path}: names files that are not there: {', '.join(missing)}")
+    for file in shards:
         own = _list_file(file)
         # what the index does not name is there all the same, and the family's to know or to refuse
         found |= {name: stored for name, stored in own.items() if places.get(name, file) == file}
@@ -127,9 +131,23 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())
-        os.replace(temporary, target)  # onto an empty folder, or none
+        _move(temporary, target)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise RecipeError(f"{target}: cannot be written: {why}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(temporary: Path, target: Path) -> None:
+    """Onto a folder that is empty, or is not there."""
+    try:
+        os.replace(temporary, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        for path in temporary.iterdir():  # a folder that somebody is in cannot be replaced
+            shutil.move(path, target / path.name)
 
 
 def _umask() -> int:

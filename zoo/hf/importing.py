@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.hf.bound import bind_model, head_names, tensors_of
+from zoo.hf.bound import EXTRA, bind_model, head_rules, tensors_of
 from zoo.hf.configuration import read_config
 from zoo.hf.family import Family
 from zoo.hf.files import Stored, list_tensors, read_tensors
@@ -73,7 +73,8 @@ def import_folder(
     before = tensors_of(plain)
     rules = {each.hf: each for each in bind_model(read.family, read.config, read.kinds, plain)}
     stored, skipped = _released(read.family, list_tensors(folder), len(read.kinds))
-    tied = {name: stored.pop(name) for name in head_names(read.family) if name not in rules and name in stored}
+    heads = [each.hf for each in head_rules(read.family)]
+    tied = {name: stored.pop(name) for name in heads if name not in rules and name in stored}
     _check(rules, stored, before, folder)
 
     changed = read_recipe(read.stack, set, imports)
@@ -96,7 +97,7 @@ def import_folder(
     widened = {name: stored[name].dtype for name, rule in rules.items() if _is_widened(rule, own, stored[name])}
     origin = Origin(data, {name: dtype for name, dtype in widened.items() if dtype is not None})
     remember(lm, origin)
-    new = tuple(name for name in own if name not in kept)
+    new = tuple(name for name in lm.state_dict() if name not in kept and (name in own or name.startswith(EXTRA)))
     notes = [*(notes_on_gates(plain, lm) if set else ()), *_notes_on_numbers(broken)]
     return Imported(lm, changed.stack, origin, skipped, new, dropped, tuple(notes), changed.imports)
 

@@ -7,17 +7,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from zoo.config import NESTED, BlockConfig, MixerPart, StackConfig, build
 from zoo.decode import Part, decode_options, option_parameters
+from zoo.hf.template import HeadWidth
 from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, Registry
 from zoo.shapes import LayerContext, NormConfig
 
 TRAINING = frozenset(("a_init", "dt_init", "init_std", "load_balance", "z_loss", "update_rate", "balance"))
 """Options that say how weights start and are trained, and nothing about what given weights compute."""
 
-_FOLLOWS = {"n_kv_heads": "n_heads", "n_v_heads": "n_heads", "head_v_dim": "head_dim"}
-"""Options that are null by default, and then equal to another."""
+_RANKS = {"rank", "width"}
+"""Options of gates that factor a matrix, or say how wide the layer between two is."""
+
+_SIZES = ("n_kv_heads", "n_v_heads", "head_v_dim")
+"""Options that are null by default, for what a mixer makes of its others and has as an attribute of that name."""
 
 
 def normal_stack(config: StackConfig) -> dict[str, Any]:
@@ -52,15 +57,16 @@ def normal_part(registry: Registry, part: Part, context: LayerContext) -> dict[s
     defaults = {name: entry.default for name, entry in option_parameters(cls).items()}
     given = decode_options(cls, part.options, part.name)
     options = {name: _plain(value, context) for name, value in {**defaults, **given}.items()}
-    for name, other in _FOLLOWS.items():
-        if name in options and options[name] is None:
-            options[name] = options.get(other)
     if isinstance(part, MixerPart):
+        with torch.device("meta"):
+            mixer = build(MIXERS, part, part.name, context, part.gates)
+        options |= {name: getattr(mixer, name) for name in _SIZES if name in options and options[name] is None}
         alike = dataclasses.asdict(NormConfig(eps=context.norm.eps))
         if options.get("norm") == alike and not context.norm.zero_centered:
             options["norm"] = None
         slots = cls.SLOTS
         gates = {slot: normal_part(GATES[slots[slot].kind], gate, context) for slot, gate in part.gates.items()}
+        _say_ranks(mixer, gates, options)
         return {"name": part.name, "options": options, "gates": gates}
     if registry is FFNS and "width" in options:
         with torch.device("meta"):
@@ -69,6 +75,26 @@ def normal_part(registry: Registry, part: Part, context: LayerContext) -> dict[s
             options = {name: value for name, value in options.items() if name not in ("mult", "multiple_of")}
             options["width"] = width
     return {"name": part.name, "options": options}
+
+
+def _say_ranks(mixer: Any, gates: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """The ranks of gates, in place: what null stands for, and where one is the head's width."""
+    for slot, gate in gates.items():
+        widths = ("head_v_dim", "v_head_dim", "head_dim") if slot in ("value", "output") else ("head_dim",)
+        head = next((options[width] for width in widths if options.get(width) is not None), None)
+        own = gate["options"]
+        for name in _RANKS & own.keys():
+            if own[name] is None:
+                own[name] = _bottleneck(mixer.gates[slot])
+            if head is not None and own[name] in ("head_dim", head):
+                own[name] = HeadWidth(head)
+
+
+def _bottleneck(gate: nn.Module) -> int | None:
+    """The rank of the product of two matrices, a and b, in a gate."""
+    pairs = [each for each in gate.modules() if hasattr(each, "a") or hasattr(each, "a_proj")]
+    first = getattr(pairs[0], "a", None) or pairs[0].a_proj if pairs else None
+    return first.out_features if isinstance(first, nn.Linear) else None
 
 
 def _plain(value: Any, context: LayerContext) -> Any:

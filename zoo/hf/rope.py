@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo.hf.configuration import Config
@@ -12,6 +12,7 @@ from zoo.hf.template import ABSENT, Entry, Inexpressible, Written
 KEY = "rope_parameters"
 _UNUSED = ("mrope_section", "mrope_interleaved")  # they place images; a text's three positions are one
 _NUMBERS = ("rope_theta", "partial_rotary_factor", "attention_factor", "mscale", "mscale_all_dim")
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
 
 
@@ -29,15 +30,17 @@ class RopeKeys(Entry):
         rope = config[KEY] or {}
         kind = rope.get("rope_type", "default")
         known = ["rope_type", "rope_theta", "partial_rotary_factor", *_UNUSED]
-        if kind == "yarn":
+        if kind == "llama3":
+            known += _LLAMA3
+        elif kind == "yarn":
             known += [*_YARN, "attention_factor", "mscale", "mscale_all_dim", "truncate"]
         elif kind != "default":
-            config.refuse(f"{KEY}.rope_type", f"'{kind}', and zoo knows 'default' and 'yarn'")
+            config.refuse(f"{KEY}.rope_type", f"'{kind}', and zoo knows 'default', 'yarn' and 'llama3'")
             return None
         for key, value in rope.items():
             if key not in known:
                 config.refuse(f"{KEY}.{key}", f"{value!r}, which zoo does not understand")
-            elif key in (*_NUMBERS, *_YARN) and not isinstance(value, (int, float, type(None))):
+            elif key in (*_NUMBERS, *_YARN, *_LLAMA3) and not isinstance(value, (int, float, type(None))):
                 config.refuse(f"{KEY}.{key}", f"{value!r}, where a number stands")
         if config.faults:
             return None
@@ -46,11 +49,17 @@ class RopeKeys(Entry):
             if not self.optional:
                 config.refuse(f"{KEY}.rope_theta", "null, where the family needs a number")
             return None
-        fraction = float(rope.get("partial_rotary_factor") or self.fraction)
+        said = rope.get("partial_rotary_factor")
+        fraction = self.fraction if said is None else float(said)
+        if not 0 < fraction <= 1:
+            config.refuse(f"{KEY}.partial_rotary_factor", f"{fraction}, and zoo rotates more than none and at most all")
+            return None
         if self.fraction == 1.0 != fraction:
             config.refuse(f"{KEY}.partial_rotary_factor", f"{fraction}, which transformers ignores in this family")
         out = {"theta": float(theta), "fraction": fraction, "interleaved": self.interleaved}
-        return out if kind == "default" else {**out, "yarn": _read_yarn(rope, config)}
+        if kind == "default":
+            return out
+        return {**out, kind: _read_yarn(rope, config) if kind == "yarn" else _needed(rope, _LLAMA3, kind, config)}
 
     def write(self, value: Any, out: Written) -> None:
         if value is None and self.optional:
@@ -65,23 +74,31 @@ class RopeKeys(Entry):
             raise Inexpressible(f"fraction: {value['fraction']}, where the family rotates all channels")
         if self.fraction != 1.0:
             rope["partial_rotary_factor"] = value["fraction"]
-        if value["yarn"] is not None:
-            rope |= {"rope_type": "yarn", **value["yarn"]}
+        for kind in ("yarn", "llama3"):
+            if value[kind] is not None:
+                rope |= {"rope_type": kind, **value[kind]}
         out.set(KEY, rope)
 
 
 def _read_yarn(rope: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    for key in ("factor", "original_max_position_embeddings"):
-        if rope.get(key) is None:
-            config.refuse(f"{KEY}.{key}", "missing, and YaRN needs it")
-            return {}
+    if not _needed(rope, ("factor", "original_max_position_embeddings"), "yarn", config):
+        return {}
     yarn = {"beta_fast": 32.0, "beta_slow": 1.0, **{key: rope[key] for key in _YARN if rope.get(key) is not None}}
-    factor = rope.get("attention_factor")
-    if factor is None:
-        factor = mscale(yarn["factor"], rope.get("mscale") or 1.0)
-        if rope.get("mscale") and rope.get("mscale_all_dim"):
-            factor /= mscale(yarn["factor"], rope["mscale_all_dim"])
+    factor, one, other = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if factor is None and one and other:  # transformers looks at either beside the other only
+        factor = mscale(yarn["factor"], one) / mscale(yarn["factor"], other)
+    elif factor is None:
+        factor = mscale(yarn["factor"], 1.0)
     return {**yarn, "attention_factor": factor, "truncate": rope.get("truncate", True)}
+
+
+def _needed(rope: Mapping[str, Any], keys: Sequence[str], kind: str, config: Config) -> dict[str, Any]:
+    """The values of keys that must be there; {} where one is not."""
+    for key in keys:
+        if rope.get(key) is None:
+            config.refuse(f"{KEY}.{key}", f"missing, and {kind} needs it")
+            return {}
+    return {key: rope[key] for key in keys}
 
 
 def mscale(factor: float, weight: float) -> float:

@@ -21,11 +21,24 @@ class Inexpressible(Exception):
     """Why a value of the stack has no place in a configuration of the family."""
 
 
+class HeadWidth(int):
+    """A rank that is the head's width: equal to the number, and to the word for it."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "head_dim" or int(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
 class Written(dict[str, Any]):
     """The keys of a configuration as a stack gives them."""
 
     def set(self, key: str, value: Any) -> None:
         """Inexpressible when another place of the stack has said otherwise."""
+        value = int(value) if isinstance(value, HeadWidth) else value
         if key in self and self[key] != value:
             raise Inexpressible(f"{value!r}, and elsewhere {self[key]!r}: one '{key}' says both")
         self[key] = value

@@ -3,7 +3,7 @@
 from zoo.nn.grouped_linear import GroupedLinear
 from zoo.nn.linear import Linear, LowRank, Rank, is_projection, projection
 from zoo.nn.norm import LayerNorm, RMSNorm, l2norm, make_norm
-from zoo.nn.rope import Rope, Yarn, rotate
+from zoo.nn.rope import Llama3, Rope, Yarn, rotate
 from zoo.nn.short_conv import ShortConv, convolve
 from zoo.nn.sinks import Sinks
 from zoo.nn.token_shift import DynamicTokenShift, Start, TokenShift, previous_token
@@ -13,6 +13,7 @@ __all__ = [
     "GroupedLinear",
     "LayerNorm",
     "Linear",
+    "Llama3",
     "LowRank",
     "RMSNorm",
     "Rank",

@@ -51,6 +51,32 @@ class Yarn:
         return frequencies * (1 - ramp) + frequencies / self.factor * ramp
 
 
+@dataclass(frozen=True, kw_only=True)
+class Llama3:
+    """Llama 3.1's stretch: a pair that makes fewer than `low_freq_factor` turns within
+    `original_max_position_embeddings` tokens turns `factor` times slower, one that makes more than `high_freq_factor`
+    stays as it is, in between by a ramp over the number of turns. Grattafiori et al. 2024 (arXiv:2407.21783); the
+    numbers are those of its checkpoints.
+    """
+
+    factor: Annotated[float, AtLeast(1)] = 8.0
+    low_freq_factor: Annotated[float, AtLeast(0)] = 1.0
+    high_freq_factor: Annotated[float, AtLeast(0)] = 4.0
+    original_max_position_embeddings: Size = 8192
+
+    def __post_init__(self) -> None:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if not 0 < low < high:
+            raise ValueError(f"expected 0 < low_freq_factor < high_freq_factor, found {low} and {high}")
+
+    def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
+        """The frequencies theta^(-2i/W), [W/2], after slowing."""
+        turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
+        fast = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        fast = fast.clamp(0, 1)
+        return frequencies * fast + frequencies / self.factor * (1 - fast)
+
+
 _frequencies: dict[tuple[Rope, int, torch.device], Tensor] = {}
 _blocks: dict[tuple[Rope, int, torch.device], tuple[int, Sequence[tuple[Tensor, Tensor]]]] = {}
 BLOCK = 128
@@ -61,16 +87,19 @@ class Rope:
     """Pair i of the rotated channels turns by position · theta^(-2i/W), W the rotated width.
 
     `fraction` of the channels is rotated, the first ones; the rest carries no position. `interleaved` pairs neighbours
-    (0,1), (2,3), ... as in the paper, otherwise the halves (i, i + W/2) as in Llama and Qwen. `yarn` stretches the
-    context. Su et al. 2021 (arXiv:2104.09864).
+    (0,1), (2,3), ... as in the paper, otherwise the halves (i, i + W/2) as in Llama and Qwen. `yarn` or `llama3`
+    stretches the context. Su et al. 2021 (arXiv:2104.09864).
     """
 
     fraction: float = 1.0
     theta: Annotated[float, AtLeast(1)] = 10000.0
     interleaved: bool = False
     yarn: Yarn | None = None
+    llama3: Llama3 | None = None
 
     def __post_init__(self) -> None:
+        if self.yarn is not None and self.llama3 is not None:
+            raise ValueError("yarn and llama3: expected one of them, found both")
         if self.yarn is not None and self.theta == 1:
             raise ValueError("theta: at 1 all pairs turn alike, and yarn has none to slow")
 
@@ -112,8 +141,8 @@ class Rope:
         with torch.inference_mode(False):
             exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
             frequencies = self.theta**-exponents
-            if self.yarn is not None:
-                frequencies = self.yarn.slowed(frequencies, self.theta)
+            if stretch := self.yarn or self.llama3:
+                frequencies = stretch.slowed(frequencies, self.theta)
         if type(frequencies) is Tensor and not torch.compiler.is_compiling():  # no stand-in of one who only traces
             _frequencies[key] = frequencies
         return frequencies

@@ -30,9 +30,13 @@ from zoo.train.gate_statistics import FILE as GATES
 from zoo.train.metrics_csv import FILE as METRICS
 from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.say import say
-from zoo.train.weights import find_checkpoint
+from zoo.train.weights import find_checkpoint, load_file
 
 CONFIG, RUN, TOKENIZER, SAMPLE = "config.yaml", "run.json", "tokenizer.json", "sample.txt"
+BESIDE = "huggingface"
+"""Where the run folder of an imported model keeps what zoo does not read itself, for the way back."""
+ORIGIN = "hf_origin"
+"""Under which its checkpoint holds what it came from (`zoo.hf.origin`)."""
 PACKAGES = ("torch", "lightning", "flash-linear-attention", "flash-attn", "triton", "transformers", "numpy")
 
 
@@ -72,6 +76,7 @@ class RunFolder(Callback):
         self.config = config
         self.force = force
         self.facts: dict[str, Any] = {}
+        self.origin: Any = None
         self._listening: ExitStack | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,7 +108,16 @@ class RunFolder(Callback):
         tokenizer = getattr(datamodule, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save(folder / TOKENIZER)
+        if trainer.ckpt_path is None and (weights := pl_module.hparams.get("weights")) is not None:
+            self.origin = _take_along(find_checkpoint(weights), folder)
         self._write(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.origin is not None:
+            checkpoint[ORIGIN] = self.origin
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.origin = checkpoint.get(ORIGIN)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._listening is not None:
@@ -132,11 +146,24 @@ def clear_run_folder(folder: Path) -> None:
     """Removes what a run wrote, and nothing else."""
     for name in (CONFIG, RUN, TOKENIZER, SAMPLE, METRICS, EXPERTS, GATES, ATTENTION):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / BESIDE, ignore_errors=True)
     for path in [*(folder / FOLDER).glob("step=*.ckpt"), folder / FOLDER / LAST]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _take_along(weights: Path, folder: Path) -> Any:
+    """What the model that a run starts from was imported from, None for nothing; its files beside the weights go into
+    the run's folder. Ids and templates are those of a tokenizer, so only a run that has the same takes them."""
+    source = weights.absolute().parents[1]
+    theirs, ours = source / TOKENIZER, folder / TOKENIZER
+    if weights.is_dir() or (theirs.is_file() and not (ours.is_file() and theirs.read_bytes() == ours.read_bytes())):
+        return None
+    if (source / BESIDE).is_dir():
+        shutil.copytree(source / BESIDE, folder / BESIDE, dirs_exist_ok=True)
+    return load_file(weights, "model.weights").get(ORIGIN)
 
 
 def versions() -> dict[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -53,12 +54,22 @@ def read_weights(path: str | Path, module: nn.Module, place: str = PLACE, strict
     return faults
 
 
-def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
+def load_file(file: Path, place: str) -> Any:
+    """What a checkpoint's file holds: tensors, in memory once they are read, and plain data. RecipeError, led by
+    `place`, for anything else."""
     try:
-        content: Any = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except UnpicklingError as error:
+        raise RecipeError(
+            f"{place}: '{file}' holds more than tensors and plain data, and zoo unpickles nothing else"
+        ) from error
     except Exception as error:  # torch raises whatever the bytes happen to mean
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecipeError(f"{place}: cannot read '{checkpoint}' as a checkpoint: {first}") from error
+        raise RecipeError(f"{place}: cannot read '{file}' as a checkpoint: {first}") from error
+
+
+def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
+    content = load_file(checkpoint, place)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise RecipeError(f"{place}: '{checkpoint}' is not a checkpoint of a run: it has no state_dict")
     given: dict[str, Tensor] = content["state_dict"]

@@ -109,8 +109,10 @@ def prepare(data: dict[str, Any]) -> dict[str, Any]:
         partial = out["qk_rope_head_dim"] / width if "qk_rope_head_dim" in out else 64 / 512
     out["qk_rope_head_dim"] = int(width * partial)
     theta, far = out.pop("rope_theta", 10000.0), out.pop("compress_rope_theta", 160000.0)
-    rope = dict(out.get(KEY) or out.get("rope_scaling") or {})
-    out.pop("rope_scaling", None)
+    scaling = out.pop("rope_scaling", None)
+    if scaling and out.get(KEY):
+        raise RecipeError(f"{FILE}: rope_scaling and {KEY} are both there: zoo does not know which one counts")
+    rope = dict(out.get(KEY) or scaling or {})
     said = {name: rope.pop(name) for name in ("main", "compress") if isinstance(rope.get(name), dict)}
     if len(said) < 2:
         rope |= {"rope_type": rope.pop("type")} if "type" in rope else {}

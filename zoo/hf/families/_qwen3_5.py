@@ -17,6 +17,10 @@ GDN: tuple[Rule, ...] = (
 
 RENAMES = ((r"^model\.language_model\.", "model."),)
 
+FIXED = {"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)}
+MULTI_TOKEN = frozenset(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
+"""Of the layer that predicts one token more."""
+
 _AROUND = frozenset(
     ("model_type", "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 )

@@ -30,9 +30,14 @@ def _layer_types(config: Config) -> list[str]:
     ]
 
 
-def _without_theta(data: dict[str, Any]) -> dict[str, Any]:
-    """Beside `rope_parameters` transformers writes the theta that it has not read."""
-    return {key: value for key, value in data.items() if key != "rope_theta"} if data.get("rope_parameters") else data
+def _prepare(data: dict[str, Any]) -> dict[str, Any]:
+    """Without keys that only say again what others say. Beside `rope_parameters` transformers writes the theta that it
+    has not read."""
+    shared = data.get("moe_intermediate_size", 768) * data.get("num_shared_experts", 1)
+    again = {"rotary_dim": data.get("qk_rope_head_dim", 64), "moe_shared_expert_intermediate_size": shared}
+    if data.get("rope_parameters"):
+        again["rope_theta"] = data.get("rope_theta")
+    return {key: value for key, value in data.items() if key not in again or value != again[key]}
 
 
 _KDA = Kind(
@@ -122,7 +127,15 @@ FAMILY = Family(
         rule("model.norm.weight", "norm.weight"),
         rule("lm_head.weight", "head.weight"),
     ),
-    fixed={"attention_bias": (False,)},
+    fixed={
+        "attention_bias": (False,),
+        "gated_attention_proj_granularity_type": ("head_wise", "headwise"),
+        "group_norm_size": (1,),
+        "moe_router_enable_expert_bias": (True,),
+        "no_kda_lora": (True,),
+        "rope_interleave": (True,),
+        "score_function": ("sigmoid",),
+    },
     harmless=_HARMLESS,
     aliases={
         "max_position_embeddings": "model_max_length",
@@ -133,7 +146,8 @@ FAMILY = Family(
         "n_shared_experts": "num_shared_experts",
         "num_mtp_layers": "num_nextn_predict_layers",
     },
-    prepare=_without_theta,
+    prepare=_prepare,
+    own_head=True,
     skipped=(r"model\.layers\.{n}\..*",),
     layers=WithFFN(LayerTypes({"linear_attention": "kda", "full_attention": "mla"}), is_dense, write_dense),
     kinds=with_ffns({"kda": _KDA, "mla": _MLA}, _MOE, DENSE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Size, Tensor
 
@@ -91,6 +92,16 @@ _TENSORS = (
     *NORMS,
 )
 
+
+def _with_yarn(data: dict[str, Any]) -> dict[str, Any]:
+    """Where nothing is said about RoPE, or null, but perhaps a theta, transformers takes its own YaRN."""
+    if data.get("rope_parameters") is not None or data.get("rope_scaling") is not None:
+        return data
+    out = {key: value for key, value in data.items() if key not in ("rope_scaling", "rope_theta")}
+    theta = data.get("rope_theta")
+    return {**out, "rope_parameters": YARN if theta is None else {**YARN, "rope_theta": theta}}
+
+
 FAMILY = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
@@ -120,5 +131,7 @@ FAMILY = Family(
         "attn": Kind({"mixer": attention(**_OPTIONS), "ffn": _FFN}, _TENSORS),
         "window": Kind({"mixer": attention(**_OPTIONS, window=Key("sliding_window")), "ffn": _FFN}, _TENSORS),
     },
-    aliases={"num_experts": "num_local_experts"},
+    aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+    prepare=_with_yarn,
+    harmless=frozenset({"initial_context_length"}),  # what YaRN stretches, once more
 )

@@ -207,6 +207,7 @@ FAMILY = Family(
         "n_shared_experts": "num_shared_experts",
     },
     prepare=_prepare,
+    own_head=True,
     fixed={
         "attention_bias": (False,),
         "moe_layer_freq": (1,),

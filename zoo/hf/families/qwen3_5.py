@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from zoo.hf.families._llama import DENSE
 from zoo.hf.families._qwen import DEFAULTS, LAYERS, SKIPPED, ZERO_CENTERED, mixers
-from zoo.hf.families._qwen3_5 import GDN, RENAMES, text_config
+from zoo.hf.families._qwen3_5 import FIXED, GDN, MULTI_TOKEN, RENAMES, text_config
 from zoo.hf.family import Family, Kind
 
 FAMILY = Family(
@@ -19,6 +19,8 @@ FAMILY = Family(
     kinds={
         name: Kind({**kind.block, **DENSE.block}, (*kind.tensors, *DENSE.tensors)) for name, kind in mixers(GDN).items()
     },
+    fixed=FIXED,
+    harmless=MULTI_TOKEN,
     renames=RENAMES,
     skipped=SKIPPED,
 )

@@ -4,7 +4,7 @@ eyes are left out."""
 from __future__ import annotations
 
 from zoo.hf.families._qwen import DEFAULTS, LAYERS, MOE_DEFAULTS, SKIPPED, ZERO_CENTERED, mixers, moe
-from zoo.hf.families._qwen3_5 import GDN, RENAMES, text_config
+from zoo.hf.families._qwen3_5 import FIXED, GDN, MULTI_TOKEN, RENAMES, text_config
 from zoo.hf.family import Family, Kind
 
 _MOE = moe(True)
@@ -26,7 +26,8 @@ FAMILY = Family(
     kinds={
         name: Kind({**kind.block, **_MOE.block}, (*kind.tensors, *_MOE.tensors)) for name, kind in mixers(GDN).items()
     },
-    harmless=frozenset({"intermediate_size"}),  # no layer is dense
+    fixed=FIXED,
+    harmless=MULTI_TOKEN | {"intermediate_size"},  # no layer is dense
     renames=RENAMES,
     skipped=SKIPPED,
 )

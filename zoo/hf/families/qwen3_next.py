@@ -58,5 +58,6 @@ FAMILY = Family(
     stack=ZERO_CENTERED,
     layers=WithFFN(LAYERS, _is_dense, _write_dense),
     kinds=with_ffns(mixers(_GDN), moe(Key("norm_topk_prob")), DENSE),
+    fixed={"use_sliding_window": (False,)},
     skipped=SKIPPED,
 )
