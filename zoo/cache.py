@@ -146,6 +146,9 @@ class LayerCache:
         where that is known."""
         name = f"{self.prefix}{name}"
         history = self.histories.get(name)
+        if history is not None and history.dtype != new.dtype:
+            held, given = (str(dtype).removeprefix("torch.") for dtype in (history.dtype, new.dtype))
+            raise ValueError(f"cache: it holds {held}, and the model computes in {given} now: make a new one")
         if history is not None and length <= history.shape[1]:
             return history
         capacity = max(length, 2 * (0 if history is None else history.shape[1]), 16) if limit is None else limit
@@ -215,6 +218,17 @@ class Cache:
                 f"cache: made for max_length {self.max_length}, and a document reaches {max(lengths)} tokens"
             )
         self.lengths = lengths
+
+    def held(self) -> tuple[list[int], list[dict[str, Tensor]]]:
+        """What `restore` goes back to. Histories need no copy: what stands behind a row's length counts for nothing."""
+        return self.lengths, [dict(layer.states) for layer in (*self.layers, self.head)]
+
+    def restore(self, held: tuple[list[int], list[dict[str, Tensor]]]) -> None:
+        """To what it held before a call that failed."""
+        self.lengths, states = held
+        for layer, kept in zip((*self.layers, self.head), states, strict=True):
+            layer.states.clear()
+            layer.states.update(kept)
 
     def __getitem__(self, rows: Tensor | Sequence[int] | slice) -> Cache:
         index = torch.arange(len(self.lengths))[rows].reshape(-1)

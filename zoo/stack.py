@@ -15,6 +15,7 @@ from zoo.cache import Cache
 from zoo.config import StackConfig
 from zoo.multi_token import MultiToken
 from zoo.nn import Linear, make_norm
+from zoo.nn.changes import note_change
 from zoo.nn.cross_entropy import cross_entropy
 from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
@@ -57,6 +58,11 @@ class Stack(nn.Module):
         if not self.embed.weight.is_meta:
             self.reset_parameters()
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Stack:
+        """Every way to another dtype or device."""
+        note_change()
+        return super()._apply(*args, **kwargs)
+
     def materialize(self, device: str | torch.device) -> Stack:
         """Allocates the parameters on `device` and initialises them."""
         self.to_empty(device=device)
@@ -94,14 +100,19 @@ class Stack(nn.Module):
 
         cu_seqlens [N+1]: tokens are [1,T], N documents back to back that do not see each other. attention_mask [B,T]
         of 0/1: padding left or right, whose logits are 0. cache: the tokens go on from those it carries, and are
-        added to it; such a call builds no graph. ValueError in one line for tokens outside the vocabulary and unfit
-        arguments.
+        added to it, or where the call fails not; such a call builds no graph. ValueError in one line for tokens outside
+        the vocabulary and unfit arguments.
         """
         if cache is not None:
             with torch.no_grad():
-                entry, tokens = self._enter(tokens, cu_seqlens, attention_mask, cache)
-                with _without_graph(self):
-                    logits = cache.step(self._with_cache, self)(tokens, entry.layout, cache)
+                held = cache.held()
+                try:
+                    entry, tokens = self._enter(tokens, cu_seqlens, attention_mask, cache)
+                    with _without_graph(self):
+                        logits = cache.step(self._with_cache, self)(tokens, entry.layout, cache)
+                except BaseException:
+                    cache.restore(held)
+                    raise
                 return entry.leave(logits)
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
         return entry.leave(self.head(self.norm(hidden)))
@@ -224,7 +235,14 @@ class Stack(nn.Module):
         return entry.leave(found)
 
     def init_cache(self, batch_size: int, max_length: int | None = None) -> Cache:
-        """An empty cache for `batch_size` documents: preallocated for `max_length` tokens each, or growing."""
+        """An empty cache for `batch_size` documents: preallocated for `max_length` tokens each, or growing.
+
+        While it decodes it keeps copies of some weights and a recording of their use, and sees whatever an operation,
+        an optimizer, another dtype or device, a hook or another module changes in the model. What is written behind
+        torch's back, through `.data` or NumPy, wants a new cache.
+        """
+        if batch_size < 0 or (max_length is not None and max_length < 0):
+            raise ValueError(f"init_cache: expected sizes of 0 or more, found {batch_size} and {max_length}")
         return Cache(len(self.layers), batch_size, max_length)
 
     @torch.no_grad()
@@ -240,6 +258,8 @@ class Stack(nn.Module):
         """tokens [B,T] followed by `max_new_tokens` sampled ones, [B,T+n]. temperature 0 takes the likeliest; top_k and
         top_p keep the k likeliest tokens, or the fewest whose probabilities reach p. Prompts may be padded left or
         right."""
+        if tokens.ndim != 2:
+            raise ValueError(f"generate: expected tokens [B,T], got shape {list(tokens.shape)}")
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens: expected 0 or more, found {max_new_tokens}")
         cache = self.init_cache(tokens.shape[0], tokens.shape[1] + max_new_tokens)

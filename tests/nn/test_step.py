@@ -5,7 +5,9 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import zoo
 from tests.build import EXTREMES, draw, stack
@@ -83,7 +85,33 @@ def test_what_is_recorded_calls_no_module(hybrid, monkeypatch):
         hybrid(tokens[:, :1], cache=cache)
 
 
+def q_weight(lm):
+    return lm.layers[0].mixer.q_proj.weight
+
+
+def fused_step(lm):
+    """Of which no tensor's version tells."""
+    for parameter in lm.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(lm.parameters(), lr=0.1, fused=True).step()
+
+
+def of_ones_own(module, forward):
+    module.forward = forward
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
 CHANGES = {
+    "fused step": fused_step,
+    "another dtype and back": lambda lm: lm.bfloat16().float(),
+    "a map's forward": lambda lm: of_ones_own(lm.layers[0].mixer.q_proj, lambda x: -F.linear(x, q_weight(lm))),
+    "a layer's forward": lambda lm: of_ones_own(lm.layers[1], lambda stream, layout, cache=None: stream),
+    "parametrized": lambda lm: parametrize.register_parametrization(lm.layers[0].mixer.q_proj, "weight", Doubled()),
+    "pruned": lambda lm: prune.l1_unstructured(lm.layers[0].mixer.o_proj, "weight", 0.5),
     "in place": lambda lm: lm.layers[0].mixer.q_conv1d.weight.mul_(2),
     "data": lambda lm: setattr(lm.layers[1].mixer.o_norm.weight, "data", lm.layers[1].mixer.o_norm.weight * 2),
     "parameter": lambda lm: setattr(
@@ -109,6 +137,30 @@ def test_a_changed_model_counts_at_once(hybrid, change):
         with zoo.ops.trace():  # which nothing is played in
             expected = hybrid(token, cache=unrecorded)
         torch.testing.assert_close(hybrid(token, cache=cache), expected, rtol=1e-4, atol=1e-5)
+    assert not change.endswith("forward") or "forward" in vars(hybrid.layers[0].mixer.q_proj) | vars(hybrid.layers[1])
+
+
+@pytest.mark.parametrize("tokens_before", [2, 8])
+@torch.no_grad()
+def test_a_call_that_fails_leaves_the_cache_as_it_was(hybrid, tokens_before):
+    tokens = torch.randint(200, (1, 14))
+    end = PROMPT + tokens_before
+    _, cache = decoded(hybrid, tokens[:, :end])
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    hook = hybrid.layers[2].register_forward_hook(stop)
+    for piece in (tokens[:, end : end + 1], tokens[:, end:]):
+        with pytest.raises(KeyboardInterrupt):
+            hybrid(piece, cache=cache)
+    hook.remove()
+    hybrid.double()
+    with pytest.raises(ValueError, match="cache: it holds float32, and the model computes in float64 now"):
+        hybrid(tokens[:, end : end + 1], cache=cache)
+    hybrid.float()
+    got, _ = decoded(hybrid, tokens, cache, end)
+    torch.testing.assert_close(got, hybrid(tokens)[:, end:], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -101,6 +101,17 @@ def test_reference_is_the_definition(options, queries, keys):
     assert_close(attention(*ins, backend="reference", **options), by_hand(*ins, **options), 1e-12)
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "blocked", "reference"])
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_scale_that_is_not_above_zero(backend, scale):
+    ins = inputs(7, dtype=torch.float64)
+    assert_close(attention(*ins, backend=backend, scale=scale), by_hand(*ins, scale=scale), 1e-12)
+    for each in ins:
+        each.requires_grad_()
+    attention(*ins, backend=backend, scale=scale).sum().backward()
+    assert all(each.grad.isfinite().all() for each in ins)
+
+
 def test_options_change_the_result():
     ins = inputs(9)
     plain = attention(*ins)

@@ -85,6 +85,7 @@ MACHINES: dict[str, tuple[dict[str, str], dict[str, Any], str | None]] = {
         {"triton": _triton(), "fla.ops.kda": AttributeError("module 'triton' has no attribute 'jit'")},
         "fla cannot be imported: fla.ops.kda: module 'triton' has no attribute 'jit'",
     ),
+    "a name that is gone": (WORKS, {"triton": NameError("name 'tl' is not defined")}, "name 'tl' is not defined"),
     "a silent fault": (WORKS, {"triton": _triton(), "fla.ops.gla": RuntimeError()}, "fla.ops.gla: RuntimeError"),
 }
 

@@ -409,6 +409,8 @@ def test_packages_that_cannot_be_used(backend, on_gpu):
         (ImportError("undefined symbol: _ZN3c10\nmore"), "cannot be imported: undefined symbol: _ZN3c10"),
         (OSError("libcudart.so.12: cannot open"), "cannot be imported: libcudart.so.12: cannot open"),
         (RuntimeError(), "cannot be imported: RuntimeError"),
+        (ValueError("numpy.dtype size changed"), "cannot be imported: numpy.dtype size changed"),
+        (SyntaxError("invalid syntax"), "cannot be imported: invalid syntax"),
     ]:
         with on_gpu.context() as patch:
             patch.setattr(sys, "meta_path", [raising(error), *sys.meta_path])

@@ -31,6 +31,7 @@ from tests.ops.linear import (
 from tests.tolerances import FORWARD, assert_close
 from zoo.accounting.live import Live
 from zoo.ops import delta_rule, linear_attention
+from zoo.ops._decay import OCTAVES, WEAK
 
 
 def of(subjects: list[Subject]) -> pytest.MarkDecorator:
@@ -99,6 +100,24 @@ def test_the_strongest_decay_that_a_block_takes_whole(subject: Subject, tokens: 
     x = subject.inputs(1, 130, 1, 2, 72, decay="channel", dtype=torch.float32)
     x["log_decay"] = -share * 140 / (tokens - 1) * torch.randint_like(x["log_decay"][:, :1], 2).expand(-1, 130, -1, -1)
     subject.hold(x)
+
+
+@pytest.mark.parametrize("share", [0.999, 1.001])
+@pytest.mark.parametrize("tokens", [32, 64])
+@of(FAST)
+def test_the_strongest_decay_that_counts_as_weak(subject: Subject, tokens: int, share: float) -> None:
+    """Over a whole chunk: then the factors meet at its start."""
+    x = subject.inputs(1, 130, 1, 2, 72, decay="channel", dtype=torch.float32)
+    strongest = share * WEAK / OCTAVES / tokens
+    x["log_decay"] = strongest * torch.randint_like(x["log_decay"][:, :1], 2).expand(-1, 130, -1, -1)
+    subject.hold(x)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@of(ALL)
+def test_no_sequence_at_all(subject: Subject, decay: str | None) -> None:
+    got = subject.run(subject.inputs(0, 7, decay=decay))
+    assert all(y.numel() == 0 or not y.any() for y in got.values())
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -458,6 +477,7 @@ def test_wrong_shapes_get_one_clear_line(subject: Subject, change: dict[str, Any
 @pytest.mark.parametrize(
     ("cu_seqlens", "message"),
     [
+        ([0, 5], r"expected a 1-D int32 or int64 tensor, got a list"),
         (torch.tensor([0.0, 5.0]), r"expected a 1-D int32 or int64 tensor, got torch.float32 of shape \[2\]"),
         (torch.tensor([[0, 5]]), r"expected a 1-D int32 or int64 tensor, got torch.int64 of shape \[1, 2\]"),
         (torch.tensor([0]), r"must run from 0 to the number of tokens, 5, got \[0\]"),

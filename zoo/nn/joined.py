@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.nn.changes import changes
 from zoo.nn.linear import Linear
 
 FEW = 8  # rows of x, up to which a product costs what it takes to call it and to read its matrix
@@ -35,17 +36,19 @@ class Joined:
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if x.shape[:-1].numel() > FEW or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.part(x, *args)
-        if not self.seen:
+        if not self.seen or not all(share.product.is_whole() for share in self.shares):
             return self._watched(x, *args)
         if self.ahead is not None:
             self.ahead.x, self.ahead.ys = x, self.ahead(x)
+        # a map with a forward of somebody's own keeps it
+        shares = [share for share in self.shares if "forward" not in share.linear.__dict__]
         try:
-            for share in self.shares:
+            for share in shares:
                 share.linear.__dict__["forward"] = share
             return self.part(x, *args)
         finally:
-            for share in self.shares:
-                share.linear.__dict__.pop("forward", None)
+            for share in shares:
+                del share.linear.__dict__["forward"]
             if self.ahead is not None:
                 self.ahead.x, self.ahead.ys = None, ()
 
@@ -57,6 +60,7 @@ class Joined:
 
     def _watched(self, x: Tensor, *args: Any) -> Any:
         """The call, in which it is seen which maps get x, and which something else."""
+        self.seen, self.ahead, self.shares = False, None, []
         reading: list[nn.Linear] = []
         alone: list[nn.Linear] = []
         apart = {id(inner) for each in self.part.modules() if getattr(each, "apart", False) for inner in each.modules()}
@@ -86,21 +90,22 @@ class _Product:
         self.linears = linears
         self.widths = [linear.out_features for linear in linears]
         self.copied: list[tuple[Any, ...]] = []
+        self.changes = 0
         self.x: Tensor | None = None
         self.ys: Sequence[Tensor] = ()
 
+    def is_whole(self) -> bool:
+        """Whether the maps still have the parameters that were copied, changed or not."""
+        return all(place.get(name) is parameter for place, name, parameter, _ in self.copied)
+
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        for place, name, parameter, state in self.copied:
-            now = place[name]
-            if now is not parameter or (now is not None and (now.data_ptr(), now._version) != state):
-                self.copied = []
-                break
-        if not self.copied:
+        if not self.copied or self.changes != changes() or any(_state(p) != state for *_, p, state in self.copied):
             self._copy()
         y = F.linear(x, self.matrix, self.bias)
         return (y,) if len(self.widths) == 1 else y.split_with_sizes(self.widths, -1)
 
     def _copy(self) -> None:
+        self.changes, self.copied = changes(), []
         self.matrix = torch.cat([linear.weight for linear in self.linears]).t().contiguous().t()
         self.bias: Tensor | None = None
         if any(linear.bias is not None for linear in self.linears):
@@ -108,9 +113,12 @@ class _Product:
             pairs = zip(self.linears, self.widths, strict=True)
             self.bias = torch.cat([zeros[:width] if each.bias is None else each.bias for each, width in pairs])
         for linear in self.linears:
-            for name, parameter in linear._parameters.items():
-                state = None if parameter is None else (parameter.data_ptr(), parameter._version)
-                self.copied.append((linear._parameters, name, parameter, state))
+            own = linear._parameters
+            self.copied += [(own, name, parameter, _state(parameter)) for name, parameter in own.items()]
+
+
+def _state(parameter: Tensor | None) -> tuple[int, int] | None:
+    return None if parameter is None else (parameter.data_ptr(), parameter._version)
 
 
 class _Share:
@@ -130,7 +138,7 @@ class _Share:
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether it is a linear map of torch or of ours, with parameters of its own, that count their changes."""
-    if type(module) not in (nn.Linear, Linear) or "forward" in module.__dict__:
+    if type(module) not in (nn.Linear, Linear) or "forward" in module.__dict__ or "weight" not in module._parameters:
         return False
     return all(type(p) is nn.Parameter and not p.is_inference() for p in module.parameters())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.nn.changes import changes
 from zoo.nn.constant import constants
 from zoo.nn.recorder import Recorder
 from zoo.ops._live import recorder
@@ -88,14 +89,15 @@ class Watch:
         if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() for x in self.tensors):
             self.fault = "a parameter is no plain tensor"
             return
+        self.sized = [*tables, *(module.__dict__ for module in modules)]  # there a forward of one's own would stand
         self.entries = list(self._entries())
-        self.sizes, self.state = list(map(len, tables)), self._state()
+        self.sizes, self.state = list(map(len, self.sized)), self._state()
         self.kinds = _kinds(stream)
 
     def finds_all_as_it_was(self, stream: Any) -> bool:
         return (
             not any(self.empty)
-            and list(map(len, self.tables)) == self.sizes
+            and list(map(len, self.sized)) == self.sizes
             and all(map(is_, self._entries(), self.entries))
             and self._state() == self.state
             and _kinds(stream) == self.kinds
@@ -105,7 +107,7 @@ class Watch:
         return chain.from_iterable(map(dict.values, self.tables))
 
     def _state(self) -> Any:
-        return [*map(_version, self.tensors), *map(Tensor.data_ptr, self.tensors)]
+        return [changes(), *map(_version, self.tensors), *map(Tensor.data_ptr, self.tensors)]
 
 
 def _kinds(stream: Any) -> Any:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> list[int]:
     """The boundaries 0 = c_0 < c_1 < ... < c_N = `length` of N documents packed into one row, as N + 1 ints."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise ValueError(f"cu_seqlens: expected a 1-D int32 or int64 tensor, got a {type(cu_seqlens).__name__}")
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         found = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
         raise ValueError(f"cu_seqlens: expected a 1-D int32 or int64 tensor, got {found}")

@@ -71,7 +71,7 @@ class Chunks:
             running, last = self.running[first], first + 1
             while last < len(self.running) and self.starts[last + 1] - self.starts[first] <= at_once:
                 last += 1
-            n_sequences = min(running, max(1, at_once))
+            n_sequences = max(1, min(running, at_once))
             n_heads = self.v_heads if at_once else max(1, rows // group) * group
             for sequence in range(0, running, n_sequences):
                 for head in range(0, self.v_heads, n_heads):

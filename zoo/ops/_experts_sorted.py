@@ -198,6 +198,8 @@ def _loads(x: Tensor, chosen: Tensor, n_experts: int) -> list[int]:
     """Rows of each expert. On the meta device nothing can be counted: as even as they can be, for what a step costs."""
     if not x.is_meta:
         counts: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
+        if len(counts) > n_experts:
+            raise ValueError(f"experts: chosen: found {len(counts) - 1}, and there are {n_experts}")
         return counts
     share, rest = divmod(chosen.numel(), n_experts)
     return [share + (expert < rest) for expert in range(n_experts)]
@@ -253,7 +255,7 @@ def _with_bias(y: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None) 
     """The weighed bias behind the second product, of each token's experts."""
     if bias is None:
         return y
-    dense = weights.new_zeros(len(y), len(bias)).scatter(1, chosen, weights)
+    dense = weights.new_zeros(len(y), len(bias)).scatter_add(1, chosen, weights)
     return y + dense.to(y.dtype) @ bias
 
 

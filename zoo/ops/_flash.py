@@ -17,11 +17,10 @@ from torch import Tensor
 
 from zoo.ops._attention_call import Options
 from zoo.ops._dispatch import device_kind
+from zoo.ops._fla import brief, numbers
 
 DTYPES = (torch.bfloat16, torch.float16)
 """What the kernels compute in."""
-_BROKEN = (ImportError, OSError, RuntimeError, AttributeError)
-"""What imports raise whose extension, driver or dependency is missing or does not fit."""
 _found: dict[str, ModuleType | str] = {}
 
 
@@ -85,12 +84,11 @@ def _once(name: str, path: str, load: Callable[[], ModuleType | str]) -> ModuleT
     if path not in _found:
         try:
             _found[path] = load()
-        except _BROKEN as error:
+        except Exception as error:  # noqa: BLE001 (whatever a package raises that does not fit what is beside it)
             if isinstance(error, ModuleNotFoundError) and error.name in ("flash_attn", path):
                 _found[path] = f"{name} is not installed"
             else:
-                what = str(error).splitlines() or [type(error).__name__]
-                _found[path] = f"{name} cannot be imported: {what[0]}"
+                _found[path] = f"{name} cannot be imported: {brief(error)}"
     return _found[path]
 
 
@@ -98,7 +96,7 @@ def _import_flash2() -> ModuleType | str:
     import flash_attn
     import flash_attn.flash_attn_interface as interface
 
-    if tuple(int(part) for part in flash_attn.__version__.split(".")[:2]) < (2, 8):
+    if numbers(flash_attn.__version__) < (2, 8):
         return f"flash-attn {flash_attn.__version__} is older than 2.8"
     return interface
 

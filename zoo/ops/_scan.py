@@ -93,7 +93,7 @@ class _Tokens:
 
 def _new_slots(chunks: Chunks, v: Tensor, k: Tensor) -> Tensor:
     """[C+1,n,HV,K] for the most chunks of one step: slot t has the state before token t, t + 1 that after it."""
-    most = max(at.stop - at.start for span in chunks.spans for at, _ in span.steps)
+    most = max((at.stop - at.start for span in chunks.spans for at, _ in span.steps), default=0)
     return torch.empty(chunks.size + 1, most, v.shape[2], k.shape[3], dtype=chunks.dtype, device=v.device)
 
 

@@ -58,6 +58,8 @@ def attention(
     _check_options(q, causal, window, sink, softcap, normalizer)
     bounds, bounds_k = _check_lengths(q, k, causal, cu_seqlens, cu_seqlens_k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if scale <= 0:  # torch's kernel gives NaN
+        q, scale = q * scale, 1.0
     options = Options(causal, window, sink, softcap, normalizer, scale, bounds, bounds_k)
     with full_precision(v):
         tell_lookers(q, k, options)
