@@ -128,8 +128,8 @@ class LayerCache:
             past = layout.past // stride
             end = past + new.shape[1]
             history = self._room(name, new, end, limit)
-            history[:, past:end] = new
-            return history[:, :end], None
+            history.narrow(1, past, end - past).copy_(new)
+            return history.narrow(1, 0, end), None
         assert isinstance(layout.past, list)
         rows = range(self.batch_size) if layout.rows is None else layout.rows
         pasts = [past // stride for past in layout.past]

@@ -154,10 +154,10 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool = False) 
     width = cos.shape[-1]
     rest = x.shape[-1] - 2 * width
     if interleaved:
-        turned, unturned = x.split((2 * width, rest), dim=-1)
+        turned, unturned = x.split_with_sizes((2 * width, rest), -1)
         a, b = turned[..., 0::2], turned[..., 1::2]
     else:
-        a, b, unturned = x.split((width, width, rest), dim=-1)
+        a, b, unturned = x.split_with_sizes((width, width, rest), -1)
     if x.dtype in (torch.float16, torch.bfloat16):
         a, b = a.float(), b.float()
     parts: tuple[Tensor, ...] = (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin))

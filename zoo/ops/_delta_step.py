@@ -31,7 +31,7 @@ def step_delta_rule(
     state = first_state(initial_state, k, v)
     tokens = [q, k, v, log_decay, beta]
     if (group := heads // q.shape[2]) > 1:
-        tokens[:2] = (x.unsqueeze(3).expand(-1, -1, -1, group, -1).flatten(2, 3) for x in (q, k))
+        tokens[:2] = (x.unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (q, k))
     if not q.dtype == k.dtype == v.dtype == beta.dtype == dtype or (log_decay is not None and log_decay.dtype != dtype):
         tokens = [None if x is None else x.to(dtype) for x in tokens]
     if length == 1:
