@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What a backend is told beside q, k and v, already checked. `bounds` and `bounds_k` are the document boundaries in
     q and in k, or None where nothing is packed."""
 
