@@ -42,20 +42,26 @@ def check_linear(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name}: expected 4 dimensions [batch, time, heads, width], got shape {list(x.shape)}")
-    if q.shape[1] == 0:
+    (batch, length, n_heads, width), (*_, n_v_heads, v_width) = keys, values = q.shape, v.shape
+    if length == 0:
         raise ValueError("q: expected at least one token, got none")
-    check_shape("k", k, q.shape)
-    check_shape("v", v, (*q.shape[:2], *v.shape[2:]))
-    n_heads, n_v_heads = q.shape[2], v.shape[2]
+    check_shape("k", k, keys)
+    check_shape("v", v, (batch, length, n_v_heads, v_width))
     if n_v_heads % n_heads:
         raise ValueError(f"v: its {n_v_heads} heads are not a multiple of the {n_heads} heads of q and k")
     if log_decay is not None:
-        check_shape("log_decay", log_decay, v.shape[:3], (*v.shape[:3], q.shape[3]))
-    bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, *q.shape[:2])
+        check_a_head(log_decay, "log_decay", values, width)
+    bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, batch, length)
     if initial_state is not None:
-        n = len(q) if bounds is None else len(bounds) - 1
-        check_shape("initial_state", initial_state, (n, n_v_heads, q.shape[3], v.shape[3]))
+        n = batch if bounds is None else len(bounds) - 1
+        check_shape("initial_state", initial_state, (n, n_v_heads, width, v_width))
     return bounds
+
+
+def check_a_head(x: Tensor, name: str, values: torch.Size, width: int) -> None:
+    """`x` is one number a value head, [B,T,HV] of v's shape `values`, or one a key channel, [B,T,HV,K]."""
+    if x.shape != (heads := values[:3]):  # a decoded token builds no shape that is not looked at
+        check_shape(name, x, heads, (*heads, width))
 
 
 def check_shape(name: str, x: Tensor, *allowed: tuple[int, ...]) -> None:

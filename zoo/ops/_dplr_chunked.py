@@ -72,8 +72,9 @@ class _Inside:
         self.m = scores[:, :, 1].flatten(2)
         self.inverse = unit_lower_inverse(_down(scores[:, :, 0, :, 0]).neg_())
         self.a_k = _down(scores[:, :, 0, :, 1])
-        self.reads = self.decay.rows_start.clone()
-        self.reads[:, 0, 0], self.reads[:, 1:, 0] = a[:, 0], self.decay.rows_start[:, :-1, 0]
+        self.reads = self.decay.rows_start.clone() if backward else self.decay.rows_start
+        self.reads[:, 1:, 0] = self.reads[:, :-1, 0].clone()
+        self.reads[:, 0, 0] = a[:, 0]
         self.reads, self.cols_end = self.reads.flatten(1, 2), self.decay.cols_end.flatten(1, 2)
         self.uv[:, :, 0] = torch.bmm(self.a_k, v)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.ops import _fla_delta
-from zoo.ops._check import check_linear, check_shape
+from zoo.ops._check import check_a_head, check_linear
 from zoo.ops._delta_chunked import chunked_delta_rule
 from zoo.ops._delta_step import step_delta_rule
 from zoo.ops._dispatch import Backend, Op
@@ -54,7 +54,7 @@ def delta_rule(
     Delta Networks" (2412.06464), section 3.1; "Kimi Linear" (2510.26692) for a decay per channel.
     """
     bounds = check_linear(q, k, v, log_decay, initial_state, cu_seqlens)
-    check_shape("beta", beta, v.shape[:3], (*v.shape[:3], q.shape[3]))
+    check_a_head(beta, "beta", v.shape, q.shape[3])
     scale = q.shape[3] ** -0.5 if scale is None else scale
     with full_precision(v):
         return _op(q, k, v, log_decay, beta, scale, initial_state, bounds, backend=backend)
