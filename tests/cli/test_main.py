@@ -54,6 +54,15 @@ def test_every_command_has_help(zoo, command: str) -> None:
     assert f"usage: zoo {command}" in result.out
 
 
+def test_every_recipe_is_described_in_a_whole_clause(zoo) -> None:
+    lines = zoo("list", "recipes").out.splitlines()
+    assert len(lines) > 100
+    for line in lines:
+        name, _, said = line.partition("  ")
+        assert said.strip(), name
+        assert said.count("(") == said.count(")"), line
+
+
 def test_version(zoo) -> None:
     assert zoo("--version").out == f"zoo {__version__}\n"
 

@@ -82,7 +82,9 @@ def describe(kind: str, name: str) -> str:
     if kind == "recipes":
         lines = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         comment = " ".join(line[2:] for line in takewhile(lambda line: line.startswith("# "), lines))
-        return re.split(r"[.:;] ", comment, maxsplit=1)[0].rstrip(".")
+        # up to a stop that stands in no brackets
+        first = re.match(r"(?:\([^)]*\)|[^.:;(]|[.:;](?! ))*", comment)
+        return first[0].rstrip(".") if first else ""
     if kind == "gates":
         kind, name = name.split("/")
     return _docstring(GATES.get(kind) or REGISTRIES[kind], name)
