@@ -220,15 +220,19 @@ class Cache:
         self.lengths = lengths
 
     def held(self) -> tuple[list[int], list[dict[str, Tensor]]]:
-        """What `restore` goes back to. Histories need no copy: what stands behind a row's length counts for nothing."""
-        return self.lengths, [dict(layer.states) for layer in (*self.layers, self.head)]
+        """What `restore` goes back to. Tensors are not copied: a state is replaced whole, and what stands in a history
+        behind a row's length counts for nothing."""
+        return self.lengths, [dict(memory) for memory in self._memories()]
 
     def restore(self, held: tuple[list[int], list[dict[str, Tensor]]]) -> None:
         """To what it held before a call that failed."""
-        self.lengths, states = held
-        for layer, kept in zip((*self.layers, self.head), states, strict=True):
-            layer.states.clear()
-            layer.states.update(kept)
+        self.lengths, kept = held
+        for memory, before in zip(self._memories(), kept, strict=True):
+            memory.clear()
+            memory.update(before)
+
+    def _memories(self) -> list[dict[str, Tensor]]:
+        return [memory for layer in (*self.layers, self.head) for memory in (layer.states, layer.histories)]
 
     def __getitem__(self, rows: Tensor | Sequence[int] | slice) -> Cache:
         index = torch.arange(len(self.lengths))[rows].reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,28 @@ def test_an_import_is_trained_further_and_exported(zoo: Zoo, source: Path, tmp_p
     assert "no optimizer to go on with" in zoo("fit", "--config", "run", "--ckpt_path=last", *options[:-1]).fault
     measured = zoo("validate", "--config", "run", "--ckpt_path=run/checkpoints/last.ckpt", *options[:-2])
     assert measured.code == 0, measured.err
+
+
+def test_what_is_beside_an_import_goes_along_and_nothing_of_anybody_else_goes(
+    zoo: Zoo, source: Path, tmp_path: Path
+) -> None:
+    """Also where a run overwrites the one that its weights come from, and where the weights lie in no run."""
+    (source / "generation_config.json").write_text("{}")
+    assert zoo("import", source, "run").code == 0
+    options = [*tiny_corpus(tmp_path), "--trainer.max_steps=1", "--config", "run"]
+    mine, alone = Path("other/huggingface/mine.txt"), Path("home/w/x.ckpt")
+    for path in (mine, alone, Path("home/huggingface/big.bin")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    shutil.copyfile("run/checkpoints/last.ckpt", alone)
+    for weights, folder in ((alone, "other"), ("run", "run")):
+        fit = zoo("fit", *options, f"--model.weights={weights}", f"--trainer.default_root_dir={folder}", "--force")
+        assert fit.code == 0, fit.err
+    assert [path.name for path in Path("other/huggingface").iterdir()] == ["mine.txt"]
+    kept = sorted(path.name for path in Path("run/huggingface").iterdir())
+    assert kept == ["generation_config.json", "tokenizer_config.json"]
+    assert zoo("export", "run", "out").code == 0
+    assert Path("out/generation_config.json").is_file()
 
 
 def test_a_transformers_folder_in_the_place_of_a_run(zoo: Zoo, source: Path) -> None:

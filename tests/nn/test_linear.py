@@ -73,6 +73,15 @@ def test_gradients_of_gradients(always: list[int]) -> None:
         assert_close(got, want, BACKWARD[torch.float32])
 
 
+@torch.no_grad()
+def test_a_bias_that_onednn_cannot_read(always: list[int]) -> None:
+    """It takes any for dense, of the right length."""
+    x, weight = torch.randn(64, 65), torch.randn(96, 65)
+    for bias in (torch.randn(192)[::2], torch.tensor(0.5).expand(96), torch.randn(1), torch.randn(1, 96)):
+        assert torch.equal(module.linear(x, weight, bias), F.linear(x, weight, bias))
+    assert not always
+
+
 def test_what_stays_with_torch(always: list[int]) -> None:
     """Bit for bit: other dtypes, autocast, few rows, narrow outputs."""
     ours, plain = layer()

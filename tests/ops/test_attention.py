@@ -110,6 +110,8 @@ def test_a_scale_that_is_not_above_zero(backend, scale):
         each.requires_grad_()
     attention(*ins, backend=backend, scale=scale).sum().backward()
     assert all(each.grad.isfinite().all() for each in ins)
+    q, k, v = (each.detach().bfloat16() for each in ins)
+    assert torch.equal(attention(q, k, v, backend=backend, scale=-1.7), attention(-q, k, v, backend=backend, scale=1.7))
 
 
 def test_options_change_the_result():

@@ -18,20 +18,10 @@ from zoo.hf.origin import Origin
 from zoo.registry import RecipeError
 from zoo.stack import Stack, load
 from zoo.train import LanguageModule, check_fits, read_weights
+from zoo.train.beside import FILES, ORIGIN
+from zoo.train.beside import FOLDER as BESIDE
 from zoo.train.checkpoints import FOLDER, LAST
-from zoo.train.run_folder import BESIDE, CONFIG, ORIGIN, TOKENIZER
-
-_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+from zoo.train.run_folder import CONFIG, TOKENIZER
 
 
 def write_run(imported: Imported, source: Path, out: Path) -> None:
@@ -43,7 +33,7 @@ def write_run(imported: Imported, source: Path, out: Path) -> None:
             load_tokenizer(source / TOKENIZER, "tokenizer")  # one that cannot be read is told now
             shutil.copyfile(source / TOKENIZER, folder / TOKENIZER)
         (folder / BESIDE).mkdir()
-        for name in _FILES:
+        for name in FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / BESIDE / name)
         config: dict[str, Any] = {"imports": list(imported.imports), "model": {"stack": imported.stack}}
@@ -90,7 +80,7 @@ def files_beside(run: Path | None) -> list[Path]:
     """The files of a run's folder that go along: the tokenizer, if transformers can read it, and what was imported."""
     if run is None:
         return []
-    found = [path for name in _FILES if (path := run / BESIDE / name).is_file()]
+    found = [path for name in FILES if (path := run / BESIDE / name).is_file()]
     tokenizer = run / TOKENIZER
     if tokenizer.is_file():
         try:

@@ -12,6 +12,7 @@ from torch import nn
 from zoo.config import NESTED, BlockConfig, MixerPart, StackConfig, build
 from zoo.decode import Part, decode_options, option_parameters
 from zoo.hf.template import HeadWidth
+from zoo.nn import LowRank
 from zoo.registry import FFNS, GATES, MIXERS, RESIDUALS, Registry
 from zoo.shapes import LayerContext, NormConfig
 
@@ -91,9 +92,11 @@ def _say_ranks(mixer: Any, gates: Mapping[str, Any], options: Mapping[str, Any])
 
 
 def _bottleneck(gate: nn.Module) -> int | None:
-    """The rank of the product of two matrices, a and b, in a gate."""
-    pairs = [each for each in gate.modules() if hasattr(each, "a") or hasattr(each, "a_proj")]
-    first = getattr(pairs[0], "a", None) or pairs[0].a_proj if pairs else None
+    """The rank of the product of two matrices in a gate: a LowRank, or a_proj and b_proj."""
+    for each in gate.modules():
+        if isinstance(each, LowRank):
+            return each.a.out_features
+    first = getattr(gate, "a_proj", None)
     return first.out_features if isinstance(first, nn.Linear) else None
 
 

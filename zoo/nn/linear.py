@@ -32,7 +32,7 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T (+ b), x [..., d_in], weight [d_out, d_in] -> [..., d_out]: F.linear, by oneDNN where that is faster."""
-    if not _is_better_by_onednn(x, weight):
+    if not _is_better_by_onednn(x, weight, bias):
         return F.linear(x, weight, bias)
     y: Tensor = _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _by_onednn(x, weight, bias)
     return y
@@ -43,7 +43,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def _is_better_by_onednn(x: Tensor, weight: Tensor) -> bool:
+def _is_better_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Of plain tensors only: for sharded ones, and for those that a compiler follows, torch has its own ways."""
     rows, narrowest = x.shape[:-1].numel(), min(weight.shape)
     return (
@@ -53,6 +53,7 @@ def _is_better_by_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and type(x) is Tensor
         and type(weight) in (Tensor, nn.Parameter)
+        and (bias is None or (bias.dtype == weight.dtype and bias.shape == weight.shape[:1] and bias.is_contiguous()))
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not a public name of torch's: it may go
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()

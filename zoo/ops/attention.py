@@ -59,7 +59,7 @@ def attention(
     bounds, bounds_k = _check_lengths(q, k, causal, cu_seqlens, cu_seqlens_k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if scale <= 0:  # torch's kernel gives NaN
-        q, scale = q * scale, 1.0
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     options = Options(causal, window, sink, softcap, normalizer, scale, bounds, bounds_k)
     with full_precision(v):
         tell_lookers(q, k, options)

@@ -24,19 +24,16 @@ from zoo.registry import RecipeError
 from zoo.train._plain import plain
 from zoo.train.attention_statistics import FILE as ATTENTION
 from zoo.train.backends import backends, describe_backends, listen
+from zoo.train.beside import ORIGIN, clear_beside, read_beside
 from zoo.train.checkpoints import FOLDER, LAST
 from zoo.train.expert_loads import FILE as EXPERTS
 from zoo.train.gate_statistics import FILE as GATES
 from zoo.train.metrics_csv import FILE as METRICS
 from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.say import say
-from zoo.train.weights import find_checkpoint, load_file
+from zoo.train.weights import find_checkpoint
 
 CONFIG, RUN, TOKENIZER, SAMPLE = "config.yaml", "run.json", "tokenizer.json", "sample.txt"
-BESIDE = "huggingface"
-"""Where the run folder of an imported model keeps what zoo does not read itself, for the way back."""
-ORIGIN = "hf_origin"
-"""Under which its checkpoint holds what it came from (`zoo.hf.origin`)."""
 PACKAGES = ("torch", "lightning", "flash-linear-attention", "flash-attn", "triton", "transformers", "numpy")
 
 
@@ -87,6 +84,10 @@ class RunFolder(Callback):
         check_run_folder(folder, trainer.ckpt_path, self.force)
         folder.mkdir(parents=True, exist_ok=True)
         starts = _former_starts(folder / RUN)
+        source = trainer.ckpt_path or pl_module.hparams.get("weights")
+        checkpoint = None if source is None else find_checkpoint(source)
+        # which may lie in the folder that is cleared
+        beside = None if checkpoint is None else read_beside(checkpoint, _run_of(checkpoint), TOKENIZER)
         if trainer.ckpt_path is None:
             clear_run_folder(folder)
             starts = []
@@ -108,8 +109,9 @@ class RunFolder(Callback):
         tokenizer = getattr(datamodule, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save(folder / TOKENIZER)
-        if trainer.ckpt_path is None and (weights := pl_module.hparams.get("weights")) is not None:
-            self.origin = _take_along(find_checkpoint(weights), folder)
+        if beside is not None:
+            origin = beside.write(folder, folder / TOKENIZER)
+            self.origin = origin if trainer.ckpt_path is None else self.origin
         self._write(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -146,7 +148,7 @@ def clear_run_folder(folder: Path) -> None:
     """Removes what a run wrote, and nothing else."""
     for name in (CONFIG, RUN, TOKENIZER, SAMPLE, METRICS, EXPERTS, GATES, ATTENTION):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / BESIDE, ignore_errors=True)
+    clear_beside(folder)
     for path in [*(folder / FOLDER).glob("step=*.ckpt"), folder / FOLDER / LAST]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -154,16 +156,9 @@ def clear_run_folder(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _take_along(weights: Path, folder: Path) -> Any:
-    """What the model that a run starts from was imported from, None for nothing; its files beside the weights go into
-    the run's folder. Ids and templates are those of a tokenizer, so only a run that has the same takes them."""
-    source = weights.absolute().parents[1]
-    theirs, ours = source / TOKENIZER, folder / TOKENIZER
-    if weights.is_dir() or (theirs.is_file() and not (ours.is_file() and theirs.read_bytes() == ours.read_bytes())):
-        return None
-    if (source / BESIDE).is_dir():
-        shutil.copytree(source / BESIDE, folder / BESIDE, dirs_exist_ok=True)
-    return load_file(weights, "model.weights").get(ORIGIN)
+def _run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that a checkpoint lies in."""
+    return next((folder for folder in checkpoint.absolute().parents[:2] if (folder / CONFIG).is_file()), None)
 
 
 def versions() -> dict[str, str | None]:

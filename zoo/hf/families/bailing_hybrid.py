@@ -33,7 +33,8 @@ def _layer_types(config: Config) -> list[str]:
 def _prepare(data: dict[str, Any]) -> dict[str, Any]:
     """Without keys that only say again what others say. Beside `rope_parameters` transformers writes the theta that it
     has not read."""
-    shared = data.get("moe_intermediate_size", 768) * data.get("num_shared_experts", 1)
+    shared = data.get("num_shared_experts") or data.get("n_shared_experts") or 1
+    shared *= data.get("moe_intermediate_size") or 768
     again = {"rotary_dim": data.get("qk_rope_head_dim", 64), "moe_shared_expert_intermediate_size": shared}
     if data.get("rope_parameters"):
         again["rope_theta"] = data.get("rope_theta")
