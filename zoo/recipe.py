@@ -38,6 +38,14 @@ def find_recipe(ref: str, beside: Path | None = None) -> Path:
     raise RecipeError(f"no recipe '{ref}': neither {where} nor shipped{did_you_mean(ref, names)}")
 
 
+def run_of(path: Path) -> Path | None:
+    """The run's folder that `path` (the folder itself, its config.yaml or one of its checkpoints) belongs to."""
+    for folder in (path, *path.parents[:2]):
+        if (folder / "config.yaml").is_file():
+            return folder
+    return None
+
+
 def shipped_name(path: Path) -> str | None:
     """The name under which a file is shipped (`family/size`), None for a file of the user's."""
     folder, path = recipe_folder().resolve(), path.resolve()

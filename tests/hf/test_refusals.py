@@ -15,7 +15,7 @@ import zoo
 from tests.hf.folders import LLAMA, QWEN3_NEXT, edit_config, edit_tensors, logits, write
 from zoo.hf import exporting
 from zoo.hf.family import family_of
-from zoo.hf.recipes import able, to_config, to_stack
+from zoo.hf.recipes import model_types_of, to_config, to_stack
 from zoo.registry import RecipeError
 
 
@@ -298,7 +298,7 @@ def test_shipped_recipes_find_their_family(recipe: str, model_types: list[str]) 
     """And come back as the same model."""
     lm = zoo.load(recipe, device="meta")
     read = to_config(lm.config)
-    assert [read.family.model_type, *able(lm.config)[1:]] == model_types
+    assert [read.family.model_type, *model_types_of(lm.config)[1:]] == model_types
     again = zoo.load(read.stack, device="meta")
     shapes = [{name: tuple(each.shape) for name, each in model.named_parameters()} for model in (lm, again)]
     assert shapes[0] == shapes[1]

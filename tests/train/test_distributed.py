@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.optim import Muon
 
 from tests.train.test_module import rows
+from zoo.train.muon import ShardedMuon
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -55,6 +60,43 @@ def test_two_processes_resume_bit_for_bit(tmp_path: Path) -> None:
     run(tmp_path / "rest", "ddp", 4, "--ckpt_path", str(tmp_path / "whole" / "checkpoints" / "step=2.ckpt"))
     weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("whole", "rest")]
     assert_close(*weights, tolerance=0.0)
+
+
+ROWS, COLUMNS = 17, 32  # which two processes do not share out evenly
+
+
+def draw() -> list[torch.Tensor]:
+    """A matrix, and gradients of it of full and of low rank."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = [[torch.randn(*size, generator=generator) for size in ((ROWS, r), (r, COLUMNS))] for r in (40, 4, 4, 40)]
+    return [left @ right for left, right in pairs]
+
+
+def sharded_steps(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    matrix, *grads = (distribute_tensor(x, mesh, [Shard(0)]) for x in draw())
+    whole = muon_steps(ShardedMuon, matrix, grads).full_tensor()
+    if rank == 0:
+        torch.save(whole, f"{folder}/whole.pt")
+    dist.destroy_process_group()
+
+
+def muon_steps(cls: type[Muon], matrix: torch.Tensor, grads: list[torch.Tensor]) -> Any:
+    parameter = torch.nn.Parameter(matrix)
+    optimizer = cls([parameter], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for grad in grads:
+        parameter.grad = grad
+        optimizer.step()
+    return parameter.detach()
+
+
+def test_sharded_muon_is_muon(tmp_path: Path) -> None:
+    """Of the same gradients, that is, also where they have hardly a direction."""
+    torch.multiprocessing.spawn(sharded_steps, (str(tmp_path),), nprocs=2)
+    matrix, *grads = draw()
+    torch.testing.assert_close(torch.load(tmp_path / "whole.pt"), muon_steps(Muon, matrix, grads), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("zoo.train.MuonAdamW", 3e-4), ("torch.optim.AdamW", 1e-5)])

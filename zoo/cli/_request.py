@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zoo.cli._parser import recipe_source
-from zoo.recipe import Recipe, find_recipe, lay_over, read_recipe, shipped_name
+from zoo.recipe import Recipe, find_recipe, lay_over, read_recipe, run_of, shipped_name
 from zoo.registry import RecipeError
 from zoo.yaml_file import parse_yaml
 
@@ -122,14 +122,6 @@ def complete(request: Request) -> None:
             f"zoo {request.command}: --config is missing{hint}: a recipe's name or path, as in --config {recipe}"
         )
     request.configs.append(str(beside / "config.yaml"))
-
-
-def run_of(path: Path) -> Path | None:
-    """The run's folder that `path` (the folder itself, its config.yaml or one of its checkpoints) belongs to."""
-    for folder in (path, *path.parents[:2]):
-        if (folder / "config.yaml").is_file():
-            return folder
-    return None
 
 
 def read_request(request: Request) -> Recipe:

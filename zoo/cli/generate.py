@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from zoo.cli._parser import Parser, seed
-from zoo.cli._request import run_of
+from zoo.recipe import run_of
 from zoo.registry import RecipeError
 
 if TYPE_CHECKING:

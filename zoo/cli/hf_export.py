@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zoo.cli._parser import Parser
-from zoo.cli._request import run_of
+from zoo.recipe import run_of
 
 
 def main(command: str, args: list[str]) -> int:
@@ -19,7 +19,7 @@ def main(command: str, args: list[str]) -> int:
     from zoo.cli._hf_run import files_beside, read_run
     from zoo.hf import to_hf
     from zoo.hf.files import check_free
-    from zoo.hf.recipes import able
+    from zoo.hf.recipes import model_types_of
     from zoo.train import find_checkpoint, quiet
 
     quiet()
@@ -31,7 +31,9 @@ def main(command: str, args: list[str]) -> int:
     model_type = to_hf(lm, out, family=options.family, origin=origin, beside=beside)
     extra = 0 if lm.multi_token is None else count(lm.multi_token.parameters())
     print(f"{out}: {model_type}, {count(lm.parameters()) - extra:,} parameters")
-    others = [name for name in able(lm.config) if name != model_type] if not (options.family or origin) else []
+    others = (
+        [name for name in model_types_of(lm.config) if name != model_type] if not (options.family or origin) else []
+    )
     if others:
         print(f"note: it is {' and '.join(others)}, too: say --family for that")
     if extra:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli._parser import Parser
-from zoo.cli._request import run_of
+from zoo.recipe import run_of
 from zoo.registry import RecipeError
 
 if TYPE_CHECKING:

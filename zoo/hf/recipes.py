@@ -98,7 +98,7 @@ def to_config(config: StackConfig, model_type: str | None = None) -> Read:
     raise RecipeError(f"{f'{name} cannot say this stack' if model_type else nearest + name}: {'; '.join(reasons)}")
 
 
-def able(config: StackConfig) -> list[str]:
+def model_types_of(config: StackConfig) -> list[str]:
     """The model_types of all families that can say the stack."""
     return [name for name, family in families().items() if isinstance(_express(family, config), Read)]
 

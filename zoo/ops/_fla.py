@@ -86,7 +86,7 @@ def unusable() -> str | None:
         for name in MODULES:
             try:
                 importlib.import_module(name)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 (as above)
                 return f"fla cannot be imported: {name}: {brief(error)}"
     return None
 

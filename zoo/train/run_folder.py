@@ -20,6 +20,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 import zoo
+from zoo.recipe import run_of
 from zoo.registry import RecipeError
 from zoo.train._plain import plain
 from zoo.train.attention_statistics import FILE as ATTENTION
@@ -87,7 +88,7 @@ class RunFolder(Callback):
         source = trainer.ckpt_path or pl_module.hparams.get("weights")
         checkpoint = None if source is None else find_checkpoint(source)
         # which may lie in the folder that is cleared
-        beside = None if checkpoint is None else read_beside(checkpoint, _run_of(checkpoint), TOKENIZER)
+        beside = None if checkpoint is None else read_beside(checkpoint, run_of(checkpoint.absolute()), TOKENIZER)
         if trainer.ckpt_path is None:
             clear_run_folder(folder)
             starts = []
@@ -154,11 +155,6 @@ def clear_run_folder(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run that a checkpoint lies in."""
-    return next((folder for folder in checkpoint.absolute().parents[:2] if (folder / CONFIG).is_file()), None)
 
 
 def versions() -> dict[str, str | None]:
