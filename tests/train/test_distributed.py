@@ -114,6 +114,8 @@ def test_a_sharded_run(tmp_path: Path, optimizer: str, tolerance: float) -> None
     run(tmp_path / "single", "single", 2, *own, "--weights", str(tmp_path / "whole"))
     weights = [state(tmp_path / name / "checkpoints" / "last.ckpt", tmp_path / "_") for name in ("sharded", "single")]
     assert_close(*weights, tolerance)
+    rest = [{name: x for name, x in each.items() if "layers" not in name or x.ndim < 2} for each in weights]
+    assert_close(*rest, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("residual", ["{name: attn_res, options: {block_size: 1}}", "mhc"])
