@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +22,7 @@ from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
 from zoo.ops._dispatch import chooses_freely
 from zoo.recipe import Recipe, load_stack_config, read_recipe
+from zoo.registry import RecipeError
 from zoo.sequence import Entry, Layout, Ledger, lay_out
 from zoo.shapes import LayerContext
 
@@ -64,7 +66,9 @@ class Stack(nn.Module):
         return super()._apply(*args, **kwargs)
 
     def materialize(self, device: str | torch.device) -> Stack:
-        """Allocates the parameters on `device` and initialises them."""
+        """Allocates the parameters on `device` and initialises them. RecipeError for more than a machine has."""
+        if torch.device(device).type == "cpu":
+            _check_memory(self)
         self.to_empty(device=device)
         if self.config.tie_embeddings:
             self.head.weight = self.embed.weight
@@ -299,6 +303,19 @@ def _repeats(layout: Layout, tokens: Tensor) -> bool:
         and chooses_freely()
         and not torch.nn.modules.module._has_any_global_hook()
     )
+
+
+def _check_memory(model: Stack) -> None:
+    """The system would end a process that takes more than there is, in the midst of it and without a word."""
+    if not hasattr(os, "sysconf"):
+        return
+    own = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+    needed, there = sum(p.nbytes for p in own), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise RecipeError(
+            f"model: its weights take {needed / 2**30:,.1f} GiB, and this machine has {there / 2**30:,.1f} GiB of "
+            "memory; `zoo show` plans it, and device 'meta' builds it without numbers"
+        )
 
 
 def _projections(module: nn.Module) -> Sequence[str]:

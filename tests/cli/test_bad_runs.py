@@ -25,6 +25,7 @@ import pytest
         (["--config", "mini.yaml", "--model.set+", "blocks.attn.mixer.gates.output=sigmod"], "Did you mean 'sigmoid'?"),
         (["--config", "mini.yaml", "--model.wieghts=x"], "Did you mean '--model.weights'?"),
         (["--config", "mini.yaml", "--model.weights=nowhere"], "model.weights: "),
+        (["--config", "mini.yaml", "--model.stack.vocab_size=1000000000000"], "this machine has "),
         # Lightning's trainer
         (["--config", "mini.yaml", "--trainer.max_step=5"], "Did you mean '--trainer.max_steps'?"),
         (["--config", "mini.yaml", "--trainr.max_steps=5"], "Did you mean '--trainer.max_steps'?"),
@@ -42,6 +43,7 @@ import pytest
         (["--config", "mini.yaml", "--data=torch.optim.SGD"], "'torch.optim.SGD' is no LightningDataModule"),
         (["--config", "mini.yaml", "--data.seq_ln=5"], "--data.seq_ln: unknown name. Did you mean 'seq_len'?"),
         (["--config", "mini.yaml", "--data.seq_len=five"], "data.seq_len: expected an integer, found five"),
+        (["--config", "mini.yaml", "--data.seq_len=null"], "data.seq_len: expected an integer, found null"),
         (["--config", "mini.yaml", "--data.seq_len=0"], "data.seq_len: 0 is below 1"),
         (["--config", "mini.yaml", "--data.seq_len=100000"], "data.seq_len: 100000 tokens are a row, but"),
         (["--config", "mini.yaml", "--data.path=nowhere"], "data.path: no file or folder 'nowhere'"),
@@ -51,6 +53,7 @@ import pytest
         (["--config", "mini.yaml", "--optimizer=AdamWW"], "Did you mean 'AdamW'?"),
         (["--config", "mini.yaml", "--optimizer.lrr=1"], "--optimizer.lrr: unknown name. Did you mean 'lr'?"),
         (["--config", "mini.yaml", "--optimizer.lr=fast"], "optimizer.lr: expected a number, found fast"),
+        (["--config", "mini.yaml", "--optimizer.betas=null"], "optimizer.betas: expected a list, found null"),
         (
             ["--config", "mini.yaml", "--lr_scheduler.warmup_steps=2"],
             "the recipe has no lr_scheduler: choose one first",
@@ -73,6 +76,7 @@ def test_fit_refuses(zoo, recipe: Path, args: list[str], told: str) -> None:
         ("optimizer:", "optimiser:", "mini.yaml:20: optimiser: unknown key. Did you mean 'optimizer'?"),
         ("seq_len", "seq_ln", "mini.yaml:19: data.init_args.seq_ln: unknown name. Did you mean 'seq_len'?"),
         ("seq_len: 32", "seq_len: five", "data.seq_len: expected an integer, found five"),
+        ("seq_len: 32", "seq_len: null", "data.seq_len: expected an integer, found null"),
         ("class_path: TextData", "class_path: TextDat", "mini.yaml:18: data.class_path: unknown class 'TextDat'"),
         ("class_path: TextData", "class_pth: TextData", "mini.yaml:18: data.class_pth: unknown name. Did you mean"),
         ("class_path: AdamW", "class_path: AdamX", "mini.yaml:21: optimizer.class_path: unknown class 'AdamX'"),

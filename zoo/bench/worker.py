@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from zoo.registry import RecipeError
+
 _MODULES = {"kernels": "kernels", "ours": "model_ours", "theirs": "model_theirs"}
 
 
@@ -38,7 +40,8 @@ def main(kind: str, setup: dict[str, Any]) -> None:
             reply = answer(json.loads(line))
         except Exception as error:  # noqa: BLE001 (told on the other side, as one line)
             traceback.print_exc()
-            reply = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+            name = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
+            reply = {"failed": name + " ".join(str(error).split())}
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 

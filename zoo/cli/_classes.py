@@ -6,9 +6,21 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from zoo.registry import RecipeError, did_you_mean
+
+TYPES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "NoneType": "null",
+}
+"""What a reader calls them."""
 
 
 def find_class(name: str, base: type, place: str) -> type:
@@ -29,6 +41,22 @@ def find_class(name: str, base: type, place: str) -> type:
     if not _is_subclass(cls, base):
         raise RecipeError(f"{place}: '{name}' is no {base.__name__}")
     return cls
+
+
+def check_nulls(spec: Any, place: str) -> None:
+    """RecipeError for a null where the class of {class_path, init_args} takes none: jsonargparse lets it pass."""
+    try:
+        signature = inspect.signature(find_class(spec["class_path"], object, place), eval_str=True)
+    except NameError:  # a name that only type checkers import
+        return
+    given = spec.get("init_args") or {}
+    for name, parameter in signature.parameters.items():
+        hint = parameter.annotation
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        takes_null = parameter.default is None or hint in (Any, parameter.empty) or type(None) in kinds
+        if not takes_null and name in given and given[name] is None:
+            names = [getattr(kind, "__name__", str(kind)) for kind in kinds]
+            raise RecipeError(f"{place}.{name}: expected {' or '.join(TYPES.get(n, n) for n in names)}, found null")
 
 
 def _is_subclass(value: Any, base: type) -> bool:

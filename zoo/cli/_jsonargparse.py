@@ -7,9 +7,8 @@ from typing import NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from zoo.cli._classes import TYPES
 from zoo.registry import RecipeError
-
-_TYPES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "NoneType": "null"}
 
 
 class Parser(LightningArgumentParser):
@@ -36,6 +35,6 @@ def one_line(message: str) -> str:
     subtypes = re.search(r"Subtypes: \[(.*)\]", innermost)
     kinds = subtypes[1] if subtypes else innermost[: value.start()]
     found = re.findall(r"<class '(?:[\w.]+\.)?(\w+)'>|Literal\[([^]]*)\]", kinds)
-    names = (_TYPES.get(kind, kind) or values for kind, values in found if kind != "Tensor")
+    names = (TYPES.get(kind, kind) or values for kind, values in found if kind != "Tensor")
     expected = " or ".join(dict.fromkeys(names))
     return f"{place}: expected {expected}, found {value[1]}"

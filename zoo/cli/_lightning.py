@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from zoo.cli._classes import check_nulls
 from zoo.cli._jsonargparse import Parser
 from zoo.cli._parser import RunFailed
 from zoo.cli._request import Request
@@ -21,6 +22,8 @@ from zoo.cli._resume import compare_with_checkpoint
 from zoo.cli._sections import (
     CLASSES,
     DEFAULT_DATA,
+    TRAINER_CLASSES,
+    as_list,
     check_overrides,
     check_sections,
     complete_sections,
@@ -78,8 +81,16 @@ class CommandLine(LightningCLI):
             parser.parse_args([self.request.command, *self.request.overrides])
         recipe = [self.request.command, "--config", json.dumps(self.data)]
         with self.recipe.placing_errors():
-            parser.parse_args(recipe)
+            self._check_nulls(parser.parse_args(recipe))
         self.config = parser.parse_args([*recipe, *self.request.overrides])
+        self._check_nulls(self.config)
+
+    def _check_nulls(self, parsed: Namespace) -> None:
+        config = parsed[self.request.command]
+        for place in (*CLASSES, *(f"trainer.{name}" for name in TRAINER_CLASSES)):
+            for spec in as_list(config.get(place)):
+                if not isinstance(spec, (bool, str)):
+                    check_nulls(spec, place)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: LightningCLI would let the checkpoint's hyperparameters win over the recipe without a word."""
@@ -110,8 +121,8 @@ class CommandLine(LightningCLI):
         """Our callbacks and the CSV log beside the user's; nothing but the user's where nothing is trained."""
         given = self._get(self.config_init, "trainer")
         if self.request.command == "fit":
-            ours = default_callbacks(_listed(given.callbacks), self.resolved(), self.request.force)
-            logger = False if given.logger is False else [MetricsCSV(self.folder), *_listed(given.logger)]
+            ours = default_callbacks(as_list(given.callbacks), self.resolved(), self.request.force)
+            logger = False if given.logger is False else [MetricsCSV(self.folder), *as_list(given.logger)]
             kwargs |= {"callbacks": ours, "logger": logger}
             if isinstance(given.val_check_interval, int) and 0 < given.max_steps < given.val_check_interval:
                 kwargs |= {"val_check_interval": given.max_steps}  # a run that is cut short is measured at its end
@@ -201,10 +212,3 @@ def run(request: Request, recipe: Recipe, folder: Path) -> int:
 
 def _as_dict(section: Namespace | None) -> dict[str, Any] | None:
     return None if section is None else section.as_dict()
-
-
-def _listed(value: Any) -> list[Any]:
-    """One, several or none (also said as a boolean) as a list."""
-    if value is None or isinstance(value, bool):
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]

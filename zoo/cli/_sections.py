@@ -72,7 +72,7 @@ def check_sections(data: dict[str, Any], module: type[LightningModule], command:
         raise RecipeError(f"trainer: expected a mapping, found {describe(trainer)}")
     check_names("trainer.", trainer, options_of(Trainer))
     for name, base in TRAINER_CLASSES.items():
-        for part in _as_list(trainer.get(name)):
+        for part in as_list(trainer.get(name)):
             _check_class(part, base, 0, f"trainer.{name}")
     for section, (base, skip) in CLASSES.items():
         if data.get(section) is not None:
@@ -92,11 +92,11 @@ def _check_class(value: Any, base: type, skip: int, place: str) -> None:
     check_names(f"{place}.init_args.", init_args, options_of(cls, skip))
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """One, several or none (also said as a boolean) as a list."""
     if value is None or isinstance(value, bool):
         return []
-    return value if isinstance(value, list) else [value]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _is_name(text: Any) -> bool:

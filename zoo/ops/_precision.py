@@ -10,7 +10,6 @@ from torch import Tensor
 
 from zoo.ops._dispatch import device_kind
 
-
 _AS_IT_IS = nullcontext()
 
 
