@@ -7,6 +7,7 @@ layout at the entry and is undone at the exit, so that no mixer knows padding.
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
@@ -20,16 +21,19 @@ from zoo.ops import check_cu_seqlens
 from zoo.ops._live import live, recorder
 
 
-@dataclass
 class Ledger:
     """What the layers write down in a call that computes the loss.
 
     losses      what they add to it, by name; of one name all layers' terms are summed
     statistics  what a router has seen of this call's tokens, by layer: sums that may be added over calls and processes
+
+    Like `Layout.shared` no dataclass and no dict, of which FSDP2 gives every layer a copy once they hold a tensor with
+    a gradient: what a layer then writes would be lost.
     """
 
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    statistics: dict[int, Tensor] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.losses: dict[str, Tensor] = {}
+        self.statistics: dict[int, Tensor] = {}
 
     def add(self, name: str, loss: Tensor) -> None:
         self.losses[name] = self.losses[name] + loss if name in self.losses else loss
@@ -57,7 +61,7 @@ class Layout:
     rows: list[int] | None = None
     tokens: Tensor | None = None
     ledger: Ledger | None = None
-    shared: dict[str, Tensor] = field(default_factory=dict)
+    shared: UserDict[str, Tensor] = field(default_factory=UserDict)
     repeats: bool = False
     _angles: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 

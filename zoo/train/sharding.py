@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor.experimental import implicit_replication
 
 from zoo.registry import RecipeError
 from zoo.stack import Stack
@@ -39,7 +40,9 @@ def shard(lm: Stack, mesh: DeviceMesh, device: torch.device) -> Stack:
         fully_shard(block, mesh=axis, mp_policy=rest)
     fully_shard(lm, mesh=axis, mp_policy=rest)
     register_fsdp_forward_method(lm, "loss")
-    with _own_draws(device):
+    # no part writes into what another gave, which is what torch warns of where a unit's output is a view
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view")
+    with _own_draws(device), implicit_replication():  # a start that is worked out is whole on every process
         lm.materialize(device)
     return lm
 
