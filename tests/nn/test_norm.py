@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -114,6 +115,16 @@ def test_a_norm_in_bfloat16_is_rounded_once(weighted: torch.dtype) -> None:
         results.append((y, *torch.autograd.grad(y, leaves, grad)))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want.to(got.dtype), rtol=8e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [RMSNorm, LayerNorm])
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_a_gain_near_one_is_not_rounded(cls: Any, zero_centered: bool) -> None:
+    """1 + w has seven bits behind the point in bfloat16, and w itself has them where it is."""
+    module = cls(512 if cls is RMSNorm else (512,), NormConfig(eps=1e-6, zero_centered=zero_centered)).bfloat16()
+    torch.nn.init.normal_(module.weight, std=0.01)
+    x, want = torch.randn(64, 512).bfloat16(), copy.deepcopy(module).double()
+    assert (module(x) != want(x.double()).bfloat16()).double().mean() < 1e-3  # a quarter, where 1 + w is rounded
 
 
 @pytest.mark.parametrize("zero_centered", [False, True])

@@ -27,6 +27,17 @@ from zoo.ops._dispatch import Backend, Choice, Op, device_kind, on_device
 from zoo.registry import RecipeError
 
 
+def test_the_choice_is_compiled_along(op: Op) -> None:
+    """No graph breaks at it, and a block that forces a backend is seen none the less."""
+    run = torch.compile(lambda x: op(x.numel())[1] + x, backend="eager", fullgraph=True)
+    assert run(torch.ones(3)).tolist() == [7, 7, 7]
+    chosen = torch.compile(lambda x: op(x.numel())[0] == "plain", backend="eager")
+    assert [chosen(torch.ones(3)), chosen(torch.ones(3))] == [False, False]
+    with zoo.ops.backend("plain"):
+        assert chosen(torch.ones(3))
+    assert not chosen(torch.ones(3))
+
+
 @pytest.fixture
 def op(monkeypatch):
     """An op whose fast backend takes small numbers only, and whose `picky` one takes none."""

@@ -271,6 +271,17 @@ def test_the_tritons_that_break_them(version: str, broken: bool, monkeypatch: py
         assert (_fla._broken_triton.__wrapped__() is not None) == (broken and there)
 
 
+def test_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.0")
+    driver = SimpleNamespace(driver=SimpleNamespace(active=None))
+    triton = SimpleNamespace(__version__="3.7.1", runtime=driver)
+    monkeypatch.setattr(importlib, "import_module", lambda name: triton)
+    monkeypatch.setattr(_fla, "_compute_capability", lambda: (7, 5))
+    assert _fla.unusable.__wrapped__() == "fla's kernels need compute capability 8.0 or more, not 7.5"
+    monkeypatch.setattr(_fla, "_compute_capability", lambda: (8, 0))
+    assert _fla.unusable.__wrapped__() is None
+
+
 def test_gradients_behind_a_cache(usable: None, on_meta: None) -> None:
     tensors, how = sparse(queries=3)
     nsa(*tensors, **how, backend="fla")

@@ -51,7 +51,7 @@ class FirstTokenAttention(Metric):
         super().__init__(sync_on_compute=sync_on_compute)
         self.eps = eps
         for name in ("first", "total"):
-            self.add_state(name, torch.zeros(n_heads, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros(n_heads, dtype=torch.float32), dist_reduce_fx="sum")
         self.add_state("sinks", torch.zeros(n_heads, dtype=torch.int64), dist_reduce_fx="sum")
         for name in ("queries", "documents"):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
@@ -63,8 +63,8 @@ class FirstTokenAttention(Metric):
         document = torch.arange(len(queries), device=first.device).repeat_interleave(queries, output_size=len(first))
         before = (keys - queries.cumsum(0))[document]
         beyond_one = torch.arange(len(first), device=first.device) + before > 0
-        self.first += first[beyond_one].double().sum(0)
-        self.total += total[beyond_one].double().sum(0)
+        self.first += first[beyond_one].float().sum(0)
+        self.total += total[beyond_one].float().sum(0)
         self.queries += beyond_one.sum()
         whole = (queries == keys) & (keys > 1)
         sums = first.new_zeros(len(queries), first.shape[1]).index_add_(0, document, first)
@@ -78,7 +78,7 @@ class FirstTokenAttention(Metric):
             "first_share": self.first / self.queries,
             "total": self.total / self.queries,
             "documents": self.documents,
-            "sink": self.sinks.double() / self.documents,
+            "sink": self.sinks / self.documents,
         }
 
 

@@ -151,12 +151,12 @@ class Mixer(nn.Module, ABC):
         gate = self.gates["output"]
         if not isinstance(gate, ProjectedOutput) or norm.groups > 1 or not gate.is_fusible() or is_called_often(o):
             return None
-        z, weight = gate.logits(x), 1 + norm.weight if norm.zero_centered else norm.weight
+        z = gate.logits(x)
         if gate.readers:
             gate.tell(gate.activate(float32(z.detach())))
         if self.full_norm:
             o, z = o.flatten(-2), z.flatten(-2)
-        y: Tensor = ops.gated_norm(o, z, weight, activation=str(gate.activation), eps=norm.eps)
+        y: Tensor = ops.gated_norm(o, z, norm.gain, activation=str(gate.activation), eps=norm.eps)
         return y if self.full_norm else y.flatten(-2)
 
     def post(self, y: Tensor, x: Tensor) -> Tensor:

@@ -39,11 +39,16 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.groups == 1 and is_called_often(x):
             return _in_few_calls(x, self.weight, self.eps, x.shape[-1], self.zero_centered)
-        weight = 1 + self.weight if self.zero_centered else self.weight
+        weight = self.gain
         if self.groups == 1:
             return rms_norm(x, weight, self.eps)
         parts = x.unflatten(-1, (self.groups, -1))
         return rms_norm(parts, weight.view(self.groups, -1), self.eps).flatten(-2)
+
+    @property
+    def gain(self) -> Tensor:
+        """w, or 1 + w."""
+        return _from_one(self.weight) if self.zero_centered else self.weight
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, zero_centered={self.zero_centered}"
@@ -71,7 +76,7 @@ class LayerNorm(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = 1 + self.weight if self.zero_centered else self.weight
+        weight = _from_one(self.weight) if self.zero_centered else self.weight
         y = F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=self.eps)
         return torch.addcmul(self.bias, y, weight).to(x.dtype)
 
@@ -79,14 +84,20 @@ class LayerNorm(nn.Module):
         return f"{list(self.weight.shape)}, eps={self.eps}, zero_centered={self.zero_centered}"
 
 
+def _from_one(weight: Tensor) -> Tensor:
+    """1 + w in float32 or better: near 1 the lower dtypes have too few numbers."""
+    return 1 + _wide(weight)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · w over the last axis: x [..., width], w [width], or with further axes of x before it.
     Float32 or better inside, rounded once to x's dtype."""
     if device_kind(x) == "cpu":
         return _scaled(x, weight, eps, x.shape[-1])
-    if weight.ndim == 1:  # elsewhere torch has this in one kernel
-        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
-    return F.rms_norm(x, x.shape[-1:], None, eps) * weight.to(x.dtype)
+    with full_precision(x):  # under autocast it would give float32
+        if weight.ndim == 1:  # elsewhere torch has this in one kernel
+            return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight.to(x.dtype)
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -48,12 +48,8 @@ class Recorder(TorchFunctionMode):
     def run(self, function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[..., Any] | None]:
         """What the function gives, and its recording, a function of the inputs; None where there is a fault."""
         dice = torch.get_rng_state()
-        token = recorder.set(self)
-        try:
-            with self:
-                given = function(*args)
-        finally:
-            recorder.reset(token)
+        with recorder(self), self:
+            given = function(*args)
         if not torch.equal(dice, torch.get_rng_state()):
             self.fault = "draws random numbers"
         result = self._say(given)
@@ -68,11 +64,11 @@ class Recorder(TorchFunctionMode):
 
     def live(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], grows: bool) -> Any:
         """The call, which is one of every token."""
-        token, self.paused = recorder.set(None), True
+        self.paused = True
         try:
-            given = function(*map(self._real, args), **kwargs)
+            with recorder(None):
+                given = function(*map(self._real, args), **kwargs)
         finally:
-            recorder.reset(token)
             self.paused = False
         self._line(f"{self._name(function)}({self._arguments(args, kwargs)})", given, grows)
         return given

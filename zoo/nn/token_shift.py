@@ -16,17 +16,13 @@ def previous_token(x: Tensor, last: Tensor | None, bounds: list[int] | None) -> 
 
     `last` [N,D] are the tokens before these, None is zeros; `bounds` cut x into documents that are packed into one row.
     """
-    starts = [0] if bounds is None else bounds[:-1]
-    ends = [x.shape[1]] if bounds is None else bounds[1:]
-    n = len(x) if bounds is None else len(starts)
+    n = len(x) if bounds is None else len(bounds) - 1
     last = x.new_zeros(n, x.shape[2]) if last is None else last.to(x.dtype)
-    before = last.unsqueeze(1) if bounds is None else last.unsqueeze(0)
     if bounds is None:
-        shifted = torch.cat([before, x[:, :-1]], dim=1)
-    else:
-        index = torch.tensor(starts, device=x.device)
-        shifted = torch.cat([x[:, :1], x[:, :-1]], dim=1).index_copy(1, index, before)
-    return shifted, x[:, [end - 1 for end in ends]].flatten(0, 1).clone()
+        return torch.cat([last.unsqueeze(1), x[:, :-1]], dim=1), x[:, -1].clone()
+    cuts = torch.tensor(bounds, device=x.device)
+    shifted = torch.cat([x[:, :1], x[:, :-1]], dim=1).index_copy(1, cuts[:-1], last.unsqueeze(0))
+    return shifted, x[0].index_select(0, cuts[1:] - 1)
 
 
 class Start(NamedTuple):

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from zoo.ops._scoped import Scoped
 from zoo.registry import RecipeError, did_you_mean
 
-_forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
-_traces: ContextVar[tuple[list[Choice], ...]] = ContextVar("open traces", default=())
-_target: ContextVar[str | None] = ContextVar("device that meta tensors stand for", default=None)
+_forced: Scoped[str | None] = Scoped("forced backend", None)
+_traces: Scoped[tuple[list[Choice], ...]] = Scoped("open traces", ())
+_target: Scoped[str | None] = Scoped("device that meta tensors stand for", None)
 _ops: list[Op] = []
 
 
@@ -98,33 +98,24 @@ def backend(name: str) -> Iterator[None]:
     """Within the block every op that has a backend `name` runs on it; one that refuses is an error that says why."""
     if name not in (known := backend_names()):
         raise RecipeError(f"unknown backend '{name}'{did_you_mean(name, known)}")
-    token = _forced.set(name)
-    try:
+    with _forced(name):
         yield
-    finally:
-        _forced.reset(token)
 
 
 @contextmanager
 def trace() -> Iterator[list[Choice]]:
     """Collects the choices made within the block, in the order of the calls."""
     choices: list[Choice] = []
-    token = _traces.set((*_traces.get(), choices))
-    try:
+    with _traces((*_traces.get(), choices)):
         yield choices
-    finally:
-        _traces.reset(token)
 
 
 @contextmanager
 def on_device(kind: str) -> Iterator[None]:
     """Within the block tensors on the meta device are judged as if they were on `kind` ("cpu", "cuda"): how `zoo show`
     asks what would run without allocating anything."""
-    token = _target.set(kind)
-    try:
+    with _target(kind):
         yield
-    finally:
-        _target.reset(token)
 
 
 def device_kind(tensor: torch.Tensor) -> str:

@@ -5,7 +5,8 @@ seconds, and what it finds holds for the process. Whatever keeps the kernels fro
 package that is not there, one that cannot be imported, Triton without a GPU, a version with which users met wrong
 results.
 
-float32 products are TF32 in these kernels, as Triton's are; TRITON_F32_DEFAULT=ieee makes them exact, and slower.
+float32 products are TF32 in these kernels, as Triton's are. TRITON_F32_DEFAULT=ieee makes them exact, and slower, but
+for the inverses in the delta rule, which fla fixes to TF32.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def unusable() -> str | None:
         triton.runtime.driver.active  # noqa: B018  the property looks for a GPU
     except Exception as error:  # noqa: BLE001 (whatever a package raises that does not fit what is beside it)
         return f"Triton finds no GPU: {brief(error)}"
+    if (gpu := _compute_capability()) is not None and gpu < (8, 0):
+        return f"fla's kernels need compute capability 8.0 or more, not {gpu[0]}.{gpu[1]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages that other kernels could use
         for name in MODULES:
@@ -100,11 +103,15 @@ def refuse_gated_backward(*tensors: Tensor | None) -> str | None:
 
 @cache
 def _broken_triton() -> str | None:
-    # AMD's GPUs count their capabilities by themselves
-    if torch.version.hip or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+    if (gpu := _compute_capability()) is None or gpu[0] != 9:
         return None
     found = importlib.import_module("triton").__version__
     return found if (3, 4) <= numbers(found) < (3, 7, 1) else None
+
+
+def _compute_capability() -> tuple[int, int] | None:
+    """(major, minor) of NVIDIA's GPU; None where there is none. AMD's count by themselves."""
+    return None if torch.version.hip or not torch.cuda.is_available() else torch.cuda.get_device_capability()
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -32,15 +32,17 @@ def run(
     bounds: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """`zoo.ops.short_conv` for checked arguments, with the document boundaries as a list. Differentiable once."""
-    if state is None:
-        documents = len(x) if bounds is None else len(bounds) - 1
-        state = x.new_zeros(documents, x.shape[2], weight.shape[1] - 1)
+    documents = len(x) if bounds is None else len(bounds) - 1
     if x.is_meta:
-        return torch.empty_like(x), torch.empty_like(state)
+        return torch.empty_like(x), x.new_empty(documents, x.shape[2], weight.shape[1] - 1)
     from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
     single = x.shape[1] == 1 and bounds is None and not _fla.needs_gradient(x, weight, bias, state)
-    x, weight, bias, state = _fla.once(x, weight, bias, F.pad(state, (1, 0)))
+    if state is not None:
+        state = F.pad(state, (1, 0))
+    elif single:
+        state = x.new_zeros(documents, x.shape[2], weight.shape[1])
+    x, weight, bias, state = _fla.once(x, weight, bias, state)
     if single:  # writes into the state, which the padding has copied
         y, state = causal_conv1d_update(x=x, cache=state, weight=weight, bias=bias, activation=activation)
     else:

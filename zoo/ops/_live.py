@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any, TypeVar
 
+from zoo.ops._scoped import Scoped
+
 Called = TypeVar("Called", bound=Callable[..., Any])
 
-recorder: ContextVar[Any] = ContextVar("the recorder at work", default=None)
+recorder: Scoped[Any] = Scoped("the recorder at work", None)
 
 
 def live(*, grows: bool = False) -> Callable[[Called], Called]:

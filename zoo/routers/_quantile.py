@@ -24,9 +24,9 @@ def histograms(scores: Tensor, biased: Tensor, top_k: int) -> Tensor:
 
 def quantiles(counts: Tensor, level: float) -> Tensor:
     """[E] float32: the quantile at `level` of each row of histograms, as if the numbers of a bin lay evenly in it."""
-    below = counts.double().cumsum(-1)
+    below = counts.cumsum(-1)  # as integers: not every device has float64
     wanted = level * below[:, -1:]
     bin_ = (below < wanted).sum(-1, keepdim=True).clamp(max=N_BINS - 1)
-    held = counts.gather(-1, bin_).double()
+    held = counts.gather(-1, bin_)
     part = (wanted - (below.gather(-1, bin_) - held)) / held.clamp(min=1)
-    return ((bin_ + part) * (2 * BOUND / N_BINS) - BOUND).float().squeeze(-1)
+    return ((bin_ + part) * (2 * BOUND / N_BINS) - BOUND).squeeze(-1)

@@ -95,11 +95,12 @@ class Sigmoid(Router):
 
     @torch.no_grad()
     def update(self, statistics: Tensor) -> None:
-        if self.selection_bias is None or not statistics[:, 0].any():
+        if self.selection_bias is None:
             return
+        loads = statistics[:, 0]
         if self.balance == "bias":
-            loads = statistics[:, 0].double()
-            self.selection_bias += self.update_rate * (loads.mean() - loads).sign()
+            self.selection_bias += self.update_rate * (loads.sum() - len(loads) * loads).sign()
         else:
             bias = -quantiles(statistics[:, 1:], 1 - self.top_k / self.n_experts)
-            self.selection_bias.copy_(bias - bias.mean())
+            # of no tokens there are no quantiles; asked by a branch, a GPU would wait
+            self.selection_bias.copy_(torch.where(loads.any(), bias - bias.mean(), self.selection_bias))

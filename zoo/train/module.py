@@ -89,13 +89,14 @@ class LanguageModule(lightning.LightningModule):
         self.routing = Routing()
 
     def configure_model(self) -> None:
-        """Builds the stack on the strategy's device, or sharded over its mesh; a second call changes nothing."""
+        """Builds the stack; a second call changes nothing. On the CPU, from which the strategy moves it, so that a seed
+        starts alike on every device; or sharded over the strategy's mesh, where each process draws what is its own."""
         if self.lm is not None:
             return
         with torch.device("meta"):
             lm = Stack(self.config)
         mesh = getattr(self, "device_mesh", None)
-        self.lm = lm.materialize(self.device) if mesh is None else shard(lm, mesh, self.device)
+        self.lm = lm.materialize(self.device) if mesh is None else shard(lm, mesh, self.trainer.strategy.root_device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:  # a sharded checkpoint has been read into the weights by now
@@ -115,9 +116,9 @@ class LanguageModule(lightning.LightningModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """All but the document bounds: the layout reads them on the CPU, and fetching them back would stall."""
-        cu_seqlens = batch.get("cu_seqlens")
-        moved = super().transfer_batch_to_device(batch, device, dataloader_idx)
-        return moved if cu_seqlens is None else {**moved, "cu_seqlens": cu_seqlens}
+        bounds = {name: batch[name] for name in ("cu_seqlens",) if name in batch}
+        rest = {name: value for name, value in batch.items() if name not in bounds}
+        return super().transfer_batch_to_device(rest, device, dataloader_idx) | bounds
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """What to descend per target, and its parts as `Stack.loss` gives them."""

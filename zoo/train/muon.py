@@ -108,8 +108,9 @@ class ShardedMuon(Muon):
         buffer.lerp_(grad, 1 - group["momentum"])
         update = grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         # torch's Muon at rate 1, without a momentum of its own, makes of a matrix of zeros the step and nothing else
-        whole = torch.nn.Parameter(torch.zeros_like(update.full_tensor()))
-        whole.grad = update.full_tensor()
+        gathered = update.full_tensor()
+        whole = torch.nn.Parameter(torch.zeros_like(gathered))
+        whole.grad = gathered
         same = {name: group[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
         Muon([whole], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, **same).step()
         parameter.mul_(1 - group["lr"] * group["weight_decay"])

@@ -68,7 +68,7 @@ class FixedDecay(DecayGate):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.rates.copy_(torch.tensor(self._rates))
+        self.rates.copy_(torch.tensor(self._rates, dtype=self.rates.dtype))
 
     def forward(self, x: Tensor) -> Decay:
         return Decay(self.rates.to(torch.promote_types(x.dtype, torch.float32)).expand(*x.shape[:-1], -1))
@@ -78,7 +78,7 @@ def dt_bias_(tensor: Tensor, low: float, high: float) -> Tensor:
     """Fills so that softplus(tensor) is log-uniform in (low, high), the time steps that Mamba starts from."""
     if tensor.is_meta:
         return tensor
-    step = tensor.uniform_(math.log(low), math.log(high)).exp_().clamp_min_(1e-4)
+    step = tensor.uniform_(math.log(low), math.log(high)).exp_()
     return tensor.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
 
