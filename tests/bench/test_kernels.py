@@ -35,13 +35,48 @@ def test_an_op_beside_itself(name, monkeypatch):
     monkeypatch.setattr("zoo.bench.measure.SHORTEST", 0.0)
     case = CASES[name]
     case = replace(case, peers=(("itself",),))
-    rows = measure_case(case, {"itself": Peer("torch", lambda: case.ours)}, 5, CPU, torch.float32)
+    rows, failed = measure_case(case, {"itself": Peer("torch", lambda: case.ours)}, 5, CPU, torch.float32)
+    assert failed == {}
     assert [row["what"] for row in rows] == ["forward", "forward + backward"][: 1 + case.backward]
     for row in rows:
         assert row["peer"]["name"] == "itself"
         assert row["peer"]["peak_bytes"] == row["ours"]["peak_bytes"]
         assert row["difference"] == 0
         assert row["ratio"] > 0
+
+
+def broken_peer():
+    def run(**x):
+        raise RuntimeError("no kernel image\nis available")
+
+    return run
+
+
+def broken_package():
+    raise ImportError("libcudart.so: cannot open")
+
+
+def test_a_peer_that_does_not_run_costs_its_own_row_only(monkeypatch):
+    monkeypatch.setattr("zoo.bench.measure.SHORTEST", 0.0)
+    case = CASES["short_conv-SiLU"]
+    loads = {"whole": lambda: case.ours, "broken": broken_peer, "absent": broken_package}
+    peers = {name: Peer("torch", load) for name, load in loads.items()}
+    case = replace(case, peers=(("whole", "broken"), ("absent",)))
+    rows, failed = measure_case(case, peers, 5, CPU, torch.float32)
+    assert [row["peer"]["name"] for row in rows] == ["whole", "whole"]
+    assert list(failed.values()) == [
+        f"short_conv, SiLU, {case.sizes}: broken does not run: RuntimeError: no kernel image is available",
+        f"short_conv, SiLU, {case.sizes}: absent does not run: ImportError: libcudart.so: cannot open",
+    ]
+    rows, _ = measure_case(case, {"broken": Peer("torch", broken_peer)}, 5, CPU, torch.float32)
+    assert [row["peer"] for row in rows] == [None, None]
+
+
+def test_what_a_peer_computes_otherwise_stays_an_error():
+    case = CASES["short_conv-SiLU"]
+    planted = Peer("torch", lambda: lambda **x: outputs(case.ours, x)[0] * 1.001)
+    with pytest.raises(BenchFailed, match="planted computes something else"):
+        measure_case(case, {"planted": planted, "broken": Peer("torch", broken_peer)}, 5, CPU, torch.float32)
 
 
 def test_a_wrong_output_is_found():
@@ -144,14 +179,30 @@ def test_fla_kernels_are_called_by_their_names(monkeypatch):
     assert set(called) == {name.removeprefix("fla ") for name in kernels}
 
 
+EVERYWHERE = {name: peer for name, peer in PEERS.items() if not peer.device}
+
+
+@pytest.mark.parametrize("name", list(EVERYWHERE))
+def test_peers_of_every_device_run_in_bfloat16(name):
+    """As they do on a GPU."""
+    for case in (case for case in all_cases(64) if any(name in group for group in case.peers)):
+        check_same(case, name, EVERYWHERE[name].load(), inputs(case, CPU, torch.bfloat16))
+
+
+IN_FLOAT32_ONLY = {"fla dplr_chunkwise"}
+"""It multiplies a float32 matrix of its own; where it runs, on a CPU, nobody asks it for less."""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("index", list(range(len(all_cases()))))
-def test_peers_compute_what_we_do(index, monkeypatch):
+def test_peers_compute_what_we_do(index, dtype, monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)
     case = all_cases(16)[index]
     peers, missing = find_peers(case, "cpu")
     if missing:
         pytest.skip("; ".join(missing.values()))
-    x = inputs(case, CPU, torch.float32)
+    x = inputs(case, CPU, dtype)
     for name, peer in peers.items():
-        check_same(case, name, peer.load(), x)
+        if dtype == torch.float32 or name not in IN_FLOAT32_ONLY:
+            check_same(case, name, peer.load(), x)

@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from zoo.bench.cases import Case, Growth, Inputs, all_cases, all_growths
 from zoo.bench.measure import Times, furthest, matmul_run, peak_bytes, seconds, take_turns
 from zoo.bench.peers import PEERS, Peer, installed
-from zoo.bench.processes import BenchFailed, worker
+from zoo.bench.processes import BenchFailed, one_line, worker
 from zoo.ops import trace
 
 Run = Callable[..., Any]
@@ -34,8 +35,9 @@ def bench_kernels(
     peers: bool,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Plain data: the setup, `rows` of times, `growth` with length, `missing` peers. BenchFailed where an op and its
-    peer compute different things. `names`: of these ops only; none: of all. `tell` hears what is measured now."""
+    """Plain data: the setup, `rows` of times, `growth` with length, why peers are `missing`. BenchFailed where an op
+    and its peer compute different things. `names`: of these ops only; none: of all. `tell` hears what is measured
+    now."""
     wanted = [case for case in all_cases() if not names or case.op in names]
     growths = [growth for growth in all_growths() if not names or growth.op in names]
     rows: list[dict[str, Any]] = []
@@ -92,7 +94,8 @@ def open_worker(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, A
             return {"rows": measure_growth(chosen[request["index"]], repeats, device, dtype)}
         case = [case for case in all_cases() if not names or case.op in names][request["index"]]
         peers, missing = find_peers(case, device.type) if request["peers"] else ({}, {})
-        return {"rows": measure_case(case, peers, repeats, device, dtype), "missing": missing}
+        rows, failed = measure_case(case, peers, repeats, device, dtype)
+        return {"rows": rows, "missing": missing | failed}
 
     return answer
 
@@ -108,16 +111,15 @@ def find_peers(case: Case, device: str) -> tuple[dict[str, Peer], dict[str, str]
 
 def measure_case(
     case: Case, peers: Mapping[str, Peer], repeats: int, device: torch.device, dtype: torch.dtype
-) -> list[dict[str, Any]]:
-    """Rows for the forward and, where there is one, forward with backward. BenchFailed where a peer gives something
-    else."""
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Rows for the forward and, where there is one, forward with backward; and the peers that do not run, with the
+    reason. BenchFailed where one gives something else."""
     torch.manual_seed(0)
     x = inputs(case, device, dtype)
-    theirs = {name: peer.load() for name, peer in peers.items()}
     with trace() as choices:
         outputs(case.ours, x)
     backend = next(str(choice) for choice in choices if choice.op == case.op)
-    differences = {name: check_same(case, name, run, x) for name, run in theirs.items()}
+    theirs, differences, failed = load_peers(case, peers, x)
     groups = [group for names in case.peers if (group := [name for name in names if name in theirs])] or [[]]
     rows = []
     for backward in (False, True) if case.backward else (False,):
@@ -126,7 +128,27 @@ def measure_case(
             found = None if row["peer"] is None else differences[row["peer"]["name"]]
             difference = None if found is None else found["gradients" if backward else "outputs"]
             rows.append({**row, "backend": backend, "difference": difference})
-    return rows
+    return rows, failed
+
+
+def load_peers(
+    case: Case, peers: Mapping[str, Peer], x: Inputs
+) -> tuple[dict[str, Run], dict[str, dict[str, float]], dict[str, str]]:
+    """The peers that run, how far they lie from ours, and why the others do not run: one that fails costs its own row
+    and no other. BenchFailed for one that computes something else."""
+    theirs, differences, failed = {}, {}, {}
+    for name, peer in peers.items():
+        try:
+            run = peer.load()
+            differences[name] = check_same(case, name, run, x)
+        except BenchFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever somebody else's code raises is told)
+            place = f"{case.op}, {case.name}, {case.sizes}"
+            failed[f"{name}, {place}"] = shorten(f"{place}: {name} does not run: {one_line(error)}", 300)
+        else:
+            theirs[name] = run
+    return theirs, differences, failed
 
 
 def _measure(case: Case, theirs: Mapping[str, Run], x: Inputs, repeats: int, backward: bool) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def _sdpa_sink_key() -> Run:
     def run(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, ...]:
         heads, width, extra = q.shape[2], q.shape[3], 8
         scale = width**-0.5
-        logit = (sink / scale)[None, None, :, None].expand(*q.shape[:3], 1)
+        logit = (sink / scale).to(q.dtype)[None, None, :, None].expand(*q.shape[:3], 1)
         q = F.pad(torch.cat([q, logit, q.new_zeros(*q.shape[:3], extra - 1)], dim=3), (0, 0, 0, 0, 1, 0))
         first = F.pad(k.new_ones(*k.shape[:1], 1, k.shape[2], 1), (width, extra - 1))
         k = torch.cat([first, F.pad(k, (0, extra))], dim=1)
@@ -220,7 +220,8 @@ def _sdpa_sink_mask() -> Run:
     def run(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, ...]:
         length = q.shape[1]
         unseen = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-        mask = torch.cat([unseen.expand(len(sink), -1, -1), sink[:, None, None].expand(-1, length, 1)], dim=2)
+        logit = sink.to(q.dtype)[:, None, None].expand(-1, length, 1)
+        mask = torch.cat([unseen.expand(len(sink), -1, -1), logit], dim=2)
         q, k, v = _heads_first(q, F.pad(k, (0, 0, 0, 0, 0, 1)), F.pad(v, (0, 0, 0, 0, 0, 1)))
         return (F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None], enable_gqa=True).transpose(1, 2),)
 

@@ -15,11 +15,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from zoo.registry import RecipeError
+
 _PROGRAM = "zoo.bench.worker"
 
 
 class BenchFailed(Exception):
     """What was to be measured could not be, or computes something else than its peer; one line."""
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says; behind its type, unless it was written for the reader of a recipe."""
+    name = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
+    return name + " ".join(str(error).split())
 
 
 class Worker:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from zoo.registry import RecipeError
+from zoo.bench.processes import one_line
 
 _MODULES = {"kernels": "kernels", "ours": "model_ours", "theirs": "model_theirs"}
 
@@ -40,8 +40,7 @@ def main(kind: str, setup: dict[str, Any]) -> None:
             reply = answer(json.loads(line))
         except Exception as error:  # noqa: BLE001 (told on the other side, as one line)
             traceback.print_exc()
-            name = "" if isinstance(error, RecipeError) else f"{type(error).__name__}: "
-            reply = {"failed": name + " ".join(str(error).split())}
+            reply = {"failed": one_line(error)}
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
