@@ -71,7 +71,7 @@ def test_json_is_one_object(small, capsys):
     report = json.loads(out)
     assert report["threads"] == [1]
     assert report["repeats"] == 5
-    assert report["matmul_64_flops"]["1"] > 0
+    assert report["matmul_flops"]["1"] > 0
     assert {row["op"] for row in report["rows"]} == {"delta_rule", "short_conv"}
     assert len(report["rows"]) == 2 + 1 + 2  # a step has no backward
     for row in report["rows"]:
@@ -96,3 +96,7 @@ def test_json_is_one_object(small, capsys):
     shown = capsys.readouterr().out
     assert [word for word in ("theirs", "500 ms", "2 KiB", "7.12x", "1e-06", "- fla is not") if word not in shown] == []
     assert "- 1 thread: batched 64 x 64 float32 products at" in shown
+    _print_kernels({**report, "device": "NVIDIA H100", "dtype": "bfloat16", "matmul": [1, 8192, 8192]}, markdown=True)
+    shown = capsys.readouterr().out
+    assert "| 8192x8192 |" in shown
+    assert "- 1 thread: 8192 x 8192 bfloat16 products at" in shown

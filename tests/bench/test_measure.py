@@ -7,6 +7,7 @@ import torch
 
 from zoo.accounting import GPUS
 from zoo.bench import measure
+from zoo.bench.kernels import measured_dtype
 from zoo.bench.model import known_gpu
 
 CPU = torch.device("cpu")
@@ -28,6 +29,26 @@ def test_what_is_short_is_run_often(monkeypatch):
     times = measure.take_turns({"a": lambda: calls.append(1)}, 5, CPU)
     assert len(calls) == 2 + 5 * 4
     assert times["a"].median == times["a"].least == 0.125
+
+
+def test_a_gpu_is_warmed_once_more_whatever_the_first_run_took(monkeypatch):
+    """Kernels are compiled in it, which takes seconds; then what is short is run often there too."""
+    taken = {"cuda": iter([30.0, 0.001]), "cpu": iter([30.0])}
+    monkeypatch.setattr(measure, "seconds", lambda run, often, device: next(taken[device.type]))
+    assert measure.warm_up(lambda: None, torch.device("cuda")) == 20
+    assert measure.warm_up(lambda: None, CPU) == 1
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
+def test_the_yardstick(device, dtype, monkeypatch):
+    """On a GPU a large product in the dtype that is measured, beside which no kernel reaches more than all."""
+    made = []
+    monkeypatch.setattr(torch, "bmm", lambda a, b, out: made.append((a.dtype, tuple(a.shape), tuple(b.shape))))
+    run, operations = measure.matmul_run(torch.device("meta"), measure.MATMUL[device], measured_dtype(device))
+    run()
+    batch, side, inner = measure.MATMUL[device]
+    assert made == [(dtype, (batch, side, inner), (batch, inner, side))]
+    assert operations == {"cpu": 256 * 2 * 64**3, "cuda": 2 * 8192**3}[device]
 
 
 def test_peak_counts_what_is_there_at_a_time():

@@ -1,6 +1,7 @@
 """Ops beside their peers: first the same results, then times in turns, then what each holds.
 
-share   operations / time / rate, the rate being that of batched 64 x 64 float32 products in the same turns
+share   operations / time / rate, the rate being that of a matrix product in the same turns: on a CPU of batched
+        64 x 64 float32, on a GPU of 8192 x 8192 in the dtype that is measured
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zoo.bench.cases import Case, Growth, Inputs, all_cases, all_growths
-from zoo.bench.measure import Times, furthest, matmul_run, peak_bytes, seconds, take_turns
+from zoo.bench.measure import MATMUL, Times, furthest, matmul_run, peak_bytes, seconds, take_turns, warm_up
 from zoo.bench.peers import PEERS, Peer, installed
 from zoo.bench.processes import BenchFailed, one_line, worker
 from zoo.ops import trace
@@ -64,7 +65,9 @@ def bench_kernels(
         "python": platform.python_version(),
         "threads": list(threads),
         "repeats": repeats,
-        "matmul_64_flops": rates,
+        "dtype": str(measured_dtype(device)).removeprefix("torch."),
+        "matmul": list(MATMUL[device]),
+        "matmul_flops": rates,
         "rows": rows,
         "growth": growth,
         "missing": missing,
@@ -80,14 +83,18 @@ def _gpu() -> str:
     return torch.cuda.get_device_name()
 
 
+def measured_dtype(device: str) -> torch.dtype:
+    return torch.bfloat16 if device == "cuda" else torch.float32
+
+
 def open_worker(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     device = torch.device(setup["device"])
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = measured_dtype(device.type)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         names, repeats = request.get("names"), request["repeats"]
         if request["do"] == "rate":
-            run, operations = matmul_run(device)
+            run, operations = matmul_run(device, MATMUL[device.type], dtype)
             return {"rate": operations / take_turns({"matmul": run}, repeats, device)["matmul"].median}
         if request["do"] == "growth":
             chosen = [growth for growth in all_growths() if not names or growth.op in names]
@@ -153,14 +160,15 @@ def load_peers(
 
 def _measure(case: Case, theirs: Mapping[str, Run], x: Inputs, repeats: int, backward: bool) -> dict[str, Any]:
     """A row: ours and the fastest of theirs, in turns with the product that is the yardstick."""
-    device = next(iter(x.values())).device
+    first = next(iter(x.values()))
+    device = first.device
     go = _both if backward else _forward
     runs = {"ours": go(case, case.ours, x)}
     candidates = {name: go(case, run, x) for name, run in theirs.items()}
     best = fastest(candidates, device)
     if best is not None:
         runs["peer"] = candidates[best]
-    product, product_operations = matmul_run(device)
+    product, product_operations = matmul_run(device, MATMUL[device.type], first.dtype)
     times = take_turns({**runs, "matmul": product}, repeats, device)
     rate = product_operations / times["matmul"].median
     operations = None if case.operations is None else case.operations(case.shape) * (3 if backward else 1)
@@ -271,12 +279,10 @@ def check_same(case: Case, name: str, run: Run, x: Inputs) -> dict[str, float]:
 
 
 def fastest(candidates: Mapping[str, Callable[[], Any]], device: torch.device) -> str | None:
-    """By one run each, behind one that warms up."""
+    """By one measurement each."""
     if len(candidates) < 2:
         return next(iter(candidates), None)
-    for run in candidates.values():
-        run()
-    return min(candidates, key=lambda name: seconds(candidates[name], 1, device))
+    return min(candidates, key=lambda name: seconds(candidates[name], warm_up(candidates[name], device), device))
 
 
 def _told(times: Times, run: Callable[[], Any], device: torch.device) -> dict[str, Any]:

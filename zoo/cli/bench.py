@@ -222,9 +222,9 @@ def _kernels(command: str, args: list[str]) -> int:
 
 
 def _print_kernels(report: dict[str, Any], markdown: bool) -> None:
-    dtype = "float32" if report["device"] == "cpu" else "bfloat16"
+    batch, side, _ = report["matmul"]
     print(
-        f"{report['device']}, {report['machine']}; torch {report['torch']}, {dtype}; "
+        f"{report['device']}, {report['machine']}; torch {report['torch']}, {report['dtype']}; "
         f"medians of {report['repeats']} turns\n"
     )
     headers = [
@@ -234,7 +234,7 @@ def _print_kernels(report: dict[str, Any], markdown: bool) -> None:
         "threads",
         "ours",
         "peak",
-        "64x64",
+        f"{side}x{side}",
         "peer",
         "peer's",
         "peak",
@@ -283,7 +283,8 @@ def _print_kernels(report: dict[str, Any], markdown: bool) -> None:
         short, long = report["growth"][0]["lengths"]
         print_table(["op", "what", "threads", f"T {short}", f"T {long}", "ratio"], growth, left=2, markdown=markdown)
     print()
-    for threads, rate in report["matmul_64_flops"].items():
-        print(f"- {_threads(int(threads))}: batched 64 x 64 float32 products at {si(rate)} FLOPs/s")
+    products = f"{'batched ' if batch > 1 else ''}{side} x {side} {report['dtype']} products"
+    for threads, rate in report["matmul_flops"].items():
+        print(f"- {_threads(int(threads))}: {products} at {si(rate)} FLOPs/s")
     for reason in report["missing"].values():
         print(f"- {reason}")
