@@ -7,6 +7,7 @@ with the rate of a float32 product of 1024 x 1024 in the same run on a CPU, the 
 
 from __future__ import annotations
 
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -190,11 +191,15 @@ def _utilisation(
     return {"training_flops": speed, "rate": rate, "rate_of": of, "mfu": None if rate is None else speed / rate}
 
 
+_SAYS_NO_MORE = {"nvidia", "amd", "geforce", "instinct", "rtx", "pcie", "sxm4", "sxm5", "80gb", "hbm3", "hbm3e"}
+"""Words beside a card's own in the driver's name for it."""
+
+
 def known_gpu(name: str) -> tuple[str, float] | None:
-    """Name and rate of the card whose name the driver's contains: "NVIDIA H100 80GB HBM3" is an h100. The longest name
-    that fits, since "h100-pcie" holds "h100"."""
-    said = name.lower().replace("geforce ", "").replace(" ", "")
-    fitting = [key for key in GPUS if all(part in said for part in key.split("-"))]
+    """Name and rate of the card that the driver names: "NVIDIA H100 80GB HBM3" is an h100. The longest name that fits,
+    since "h100-pcie" holds "h100"; None where a word more may say another rate: an NVL, a laptop's, a part of one."""
+    said = set(re.split(r"[\s-]+", re.sub(r"rtx (?=\d)", "rtx", name.lower())))
+    fitting = [key for key in GPUS if (own := set(key.split("-"))) <= said <= own | _SAYS_NO_MORE]
     if not fitting:
         return None
     best = max(fitting, key=len)
