@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -116,3 +119,15 @@ def test_beside_transformers(recipe):
     report = bench_model(asked, lambda what: None)
     assert max(report["differences"].values()) < 1e-4
     assert all(row["transformers"] > 0 for row in report["rows"] if "grows" not in row["what"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_is_that_of_the_device(device, monkeypatch):
+    """Of a GPU's memory the process that asks for it shows nothing: its growth is told of a CPU only."""
+    monkeypatch.setattr("zoo.bench.model_side._Resident", lambda: nullcontext(SimpleNamespace(grown=5)))
+    monkeypatch.setattr("zoo.bench.model_side.peak_bytes", lambda run, device: 7)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    side = SimpleNamespace(ready=lambda: None, train=lambda: 1.0, device=torch.device(device))
+    answer = answers(side)
+    answer({"do": "train", "steps": 1})
+    assert answer({"do": "memory"}) == {"bytes": 7, "resident": 5 if device == "cpu" else None}
