@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import zoo
 from tests.oracles import ask
-from zoo.bench.fla_layers import BARE, Unlike, bare_layer
+from zoo.bench.fla_layers import BARE, Unlike, bare_layer, compare
 
 
 @pytest.mark.slow
@@ -31,3 +32,12 @@ def test_what_has_no_like_says_why() -> None:
         bare_layer(lm.layers[0].mixer, "kda", gates, lm.embed.weight.dtype)
     with pytest.raises(Unlike, match="no layer of these parts"):
         bare_layer(lm.layers[0].mixer, "mla", {}, lm.embed.weight.dtype)
+
+
+def test_what_does_not_run_says_why_and_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(mixer: object, name: str, gates: object, dtype: object) -> None:
+        raise Unlike("no like") if name == "attention" else RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setattr("zoo.bench.fla_layers.bare_layer", broken)
+    rows = compare(zoo.load("qwen3_next/bench", device="meta"), 1, 4, torch.float32, 5)
+    assert [row["missing"] for row in rows] == ["does not run: RuntimeError: no kernel image is available", "no like"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from zoo.accounting.costs import layers_of
 from zoo.bench.measure import furthest, take_turns
+from zoo.bench.processes import one_line
 from zoo.mixers import Mixer
 from zoo.sequence import dense
 from zoo.stack import Stack
@@ -131,6 +133,8 @@ def compare(model: Stack, batch: int, length: int, dtype: torch.dtype, repeats: 
             rows.append({"mixer": label, **_measure(layer.mixer, bare, batch, length, dtype, repeats)})
         except Unlike as reason:
             rows.append({"mixer": label, "missing": str(reason)})
+        except Exception as error:  # noqa: BLE001 (whatever fla and Triton raise, what was measured before is kept)
+            rows.append({"mixer": label, "missing": shorten(f"does not run: {one_line(error)}", 300)})
     return rows
 
 
