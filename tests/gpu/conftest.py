@@ -22,6 +22,8 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            # elsewhere a warning is an error; what libraries warn of there, nobody who wrote these tests has seen
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ on the CPU."""
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,29 +11,16 @@ import torch
 from torch import Tensor
 
 import zoo
+from tests.gpu.builds import BUILDS, build
 from tests.gpu.conftest import ASKED
 from tests.gpu.helpers import assert_same, noted
 from zoo import ops
 from zoo.check import cases
-from zoo.decode import option_parameters
 from zoo.registry import MIXERS
 
 LENGTH = 40 if ASKED == "cpu" else 150
 BOUNDS = [0, 1, 20, LENGTH - 3, LENGTH]
-WIDE = {"head_dim": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "index_head_dim": 64}
-
-
-@cache
-def build(mixer: str) -> zoo.Stack:
-    """One layer with every slot filled, at head widths that kernels take; parameters moved away from their start."""
-    case = cases.full(mixer)
-    known = option_parameters(MIXERS.get(mixer))
-    wide = {name: size for name, size in WIDE.items() if name in known and name in case.options}
-    changed = cases.Case(case.name, mixer, {**case.options, **wide}, case.gates, n_layers=2)
-    torch.manual_seed(0)
-    lm = zoo.load(cases.recipe(changed))
-    cases.redraw(lm)
-    return lm
+builds = pytest.mark.parametrize(("mixer", "gates"), BUILDS, ids=str)
 
 
 def tokens() -> Tensor:
@@ -65,21 +51,21 @@ def copied(lm: zoo.Stack, device: torch.device, dtype: torch.dtype) -> zoo.Stack
     return copy.deepcopy(lm).to(device, dtype)
 
 
-@pytest.mark.parametrize("mixer", MIXERS.names())
-def test_logits_and_gradients(mixer: str, device: torch.device) -> None:
-    here = copied(build(mixer), device, torch.float32)
+@builds
+def test_logits_and_gradients(mixer: str, gates: str, device: torch.device) -> None:
+    here = copied(build(mixer, gates), device, torch.float32)
     with noted() as choices:
         got = results(here, tokens().to(device))
     with ops.backend("reference"):
-        want = results(build(mixer), tokens())
+        want = results(build(mixer, gates), tokens())
     assert_same(got, want, *_loosely(torch.float32, choices))
 
 
-@pytest.mark.parametrize("mixer", MIXERS.names())
-def test_bfloat16(mixer: str, device: torch.device) -> None:
+@builds
+def test_bfloat16(mixer: str, gates: str, device: torch.device) -> None:
     """As near to float32 as the references are in bfloat16 on the CPU: how near that is hangs on the mixer, and where
     it selects, on near ties."""
-    rounded = copied(build(mixer), torch.device("cpu"), torch.bfloat16)
+    rounded = copied(build(mixer, gates), torch.device("cpu"), torch.bfloat16)
     with noted():
         got = results(copied(rounded, device, torch.bfloat16), tokens().to(device))
     with ops.backend("reference"):
@@ -89,32 +75,32 @@ def test_bfloat16(mixer: str, device: torch.device) -> None:
         assert found <= 2 * usual + 1e-3, f"{what} are off by {found:.2e}, the references in bfloat16 by {usual:.2e}"
 
 
-@pytest.mark.parametrize("mixer", MIXERS.names())
-def test_packed(mixer: str, device: torch.device) -> None:
+@builds
+def test_packed(mixer: str, gates: str, device: torch.device) -> None:
     cls = MIXERS.get(mixer)
     if any("pack" in name for name in cls.exempt):
         pytest.skip(f"{mixer} declares that it does not pack")
-    here = copied(build(mixer), device, torch.float32)
+    here = copied(build(mixer, gates), device, torch.float32)
     row = tokens()[:1]
     with noted() as choices:
         got = results(here, row.to(device), cu_seqlens=torch.tensor(BOUNDS))
     with ops.backend("reference"):
-        want = results(build(mixer), row, cu_seqlens=torch.tensor(BOUNDS))
+        want = results(build(mixer, gates), row, cu_seqlens=torch.tensor(BOUNDS))
     assert_same(got, want, *_loosely(torch.float32, choices))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("mixer", MIXERS.names())
-def test_decoding(mixer: str, device: torch.device) -> None:
+@builds
+def test_decoding(mixer: str, gates: str, device: torch.device) -> None:
     """A prefill, a chunk and single tokens give the logits of the whole."""
-    here = copied(build(mixer), device, torch.float32)
+    here = copied(build(mixer, gates), device, torch.float32)
     given = tokens().to(device)
     with noted() as choices:
         cache = here.init_cache(2, LENGTH)
         pieces = [here(given[:, :20], cache=cache), here(given[:, 20:-4], cache=cache)]
         pieces += [here(given[:, at : at + 1], cache=cache) for at in range(LENGTH - 4, LENGTH)]
     with ops.backend("reference"):
-        want = build(mixer)(tokens())
+        want = build(mixer, gates)(tokens())
     assert_same({"logits": torch.cat(pieces, dim=1)}, {"logits": want}, *_loosely(torch.float32, choices))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -123,6 +124,36 @@ def conv_trials() -> list[Trial]:
     ]
 
 
+def nsa_trials() -> list[Trial]:
+    """Native sparse attention in the form that fla knows, one entry for each block that can be selected. The entries'
+    scores lie so far apart that all choose the same blocks, in whatever precision."""
+    blocks = ops.Blocks(compress_block=16, compress_stride=16, select_block=16, n_selected=4)
+
+    def draw(lengths: list[int], batch: int, **more: Any) -> Any:
+        heads, width, entries = 16, 64, sum(blocks.complete(length) for length in lengths)
+        scores = torch.stack([torch.randperm(entries) for _ in range(batch)]) / 4
+        along = torch.nn.functional.normalize(torch.randn(width), dim=0) * width**0.5
+        k_cmp = scores[..., None, None] * along + torch.randn(batch, entries, 1, width) / 16
+        keys = batch, sum(lengths), 1, width
+        x = {
+            "q": along / width**0.5 + torch.randn(batch, sum(lengths), heads, width) / 16,
+            "k_cmp": k_cmp,
+            "v_cmp": torch.randn(batch, entries, 1, width),
+            "k": torch.randn(keys),
+            "v": torch.randn(keys),
+        }
+        return {**x, **more}
+
+    def run(**x: Any) -> Any:
+        return ops.nsa(**x, blocks=blocks)
+
+    lengths = [b - a for a, b in pairwise(BOUNDS)]
+    return [
+        Trial("nsa", "one entry a block", run, lambda: draw([LENGTH], 2)),
+        Trial("nsa", "one entry a block, packed", run, lambda: draw(lengths, 1, cu_seqlens=torch.tensor(BOUNDS))),
+    ]
+
+
 def other_trials() -> list[Trial]:
     """Of the ops that have no forms of their own above, what `zoo bench` measures."""
     above = ("delta_rule", "linear_attention", "dplr", "attention", "short_conv")
@@ -133,7 +164,7 @@ def other_trials() -> list[Trial]:
     ]
 
 
-TRIALS = [*linear_trials(), *attention_trials(), *conv_trials(), *other_trials()]
+TRIALS = [*linear_trials(), *attention_trials(), *conv_trials(), *nsa_trials(), *other_trials()]
 BACKENDS = {op.name: list(op.backends) for op in ops._dispatch._ops}
 
 
