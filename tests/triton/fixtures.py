@@ -27,6 +27,7 @@ CALLED = {
     "fla.ops.nsa.compression": ["parallel_nsa_compression"],
     "fla.ops.nsa.parallel": ["parallel_nsa_topk", "parallel_nsa"],
     "fla.modules.norm.fused_norm_gate": ["rms_norm_gated"],
+    "fla.modules.norm.l2norm": ["l2norm"],
     "fla.modules.causal_conv1d": ["causal_conv1d", "causal_conv1d_update"],
 }
 """The functions of fla that adapters call."""

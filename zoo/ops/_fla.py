@@ -43,6 +43,7 @@ MODULES = (
     "fla.ops.nsa.parallel",
     "fla.modules.causal_conv1d",
     "fla.modules.norm.fused_norm_gate",
+    "fla.modules.norm.l2norm",
 )
 _ELSEWHERE = "fla's kernels run on cuda only"
 
@@ -51,6 +52,8 @@ def refuse(x: Tensor) -> str | None:
     """Why fla's kernels cannot run on tensors like x; None where they can."""
     if device_kind(x) != "cuda":
         return _ELSEWHERE
+    if not x.numel():
+        return "no kernel is launched for no numbers"
     if x.dtype not in DTYPES:
         return f"fla has no kernels for {str(x.dtype).removeprefix('torch.')}"
     return unusable()

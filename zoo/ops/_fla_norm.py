@@ -1,6 +1,8 @@
-"""Norm and gate in one of fla's kernels: rms_norm_gated."""
+"""Norms on fla's kernels: rms_norm_gated, norm and gate in one, and l2norm."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from zoo.ops import _fla
 WIDEST = 65536  # bytes of one row
 
 
-def refuse(x: Tensor, z: Tensor, weight: Tensor, activation: str, eps: float) -> str | None:
+def refuse(x: Tensor, *rest: Any) -> str | None:
     if reason := _fla.refuse(x):
         return reason
     if x.shape[-1] * x.element_size() > WIDEST:
@@ -26,3 +28,11 @@ def run(x: Tensor, z: Tensor, weight: Tensor, activation: str, eps: float) -> Te
 
     x, z, weight = _fla.once(x, z, weight)
     return rms_norm_gated(x=x, g=z, weight=weight, bias=None, activation=activation, eps=eps)
+
+
+def l2norm(x: Tensor, eps: float) -> Tensor:
+    """`zoo.nn.l2norm` of what `refuse` takes. Differentiable once."""
+    from fla.modules.norm.l2norm import l2norm
+
+    (x,) = _fla.once(x)
+    return l2norm(x=x, eps=eps)
