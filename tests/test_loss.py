@@ -18,6 +18,7 @@ import zoo
 from tests.build import EXTREMES, STACKS, VOCAB, draw, gradients, stack
 from tests.tolerances import BACKWARD, FORWARD, assert_close
 from zoo.nn.cross_entropy import cross_entropy
+from zoo.ops._dispatch import on_device
 
 LM = "gated_deltanet-hybrid"
 
@@ -186,6 +187,74 @@ def test_the_loss_of_bfloat16_is_float32(autocast: bool) -> None:
     for leaf, got, grad in zip(leaves, torch.autograd.grad(total, leaves), wanted, strict=True):
         assert got.dtype == leaf.dtype
         assert (got.float() - grad).norm() < 0.02 * grad.norm()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors are judged as if they lay on a GPU."""
+    monkeypatch.setattr("zoo.nn.cross_entropy.device_kind", lambda x: "cuda")
+
+
+@pytest.mark.parametrize("chunk", [2 * VOCAB, None])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_rows_that_a_gpu_keeps_without_a_target_give_nothing(chunk: int | None) -> None:
+    """Not even where they hold NaN."""
+    hidden = torch.randn(23, 8, dtype=torch.float64)
+    targets = draw(23)
+    targets[::4] = -100
+    hidden[::4] = torch.nan
+    hidden.requires_grad_()
+    weight = torch.randn(VOCAB, 8, dtype=torch.float64, requires_grad=True)
+    total, n_targets = cross_entropy(hidden, weight, targets, chunk=chunk)
+    want = F.cross_entropy(hidden[targets >= 0] @ weight.T, targets[targets >= 0], reduction="sum")
+    assert n_targets == 17
+    assert_close(total, want, FORWARD[torch.float64])
+    grads = torch.autograd.grad(total, (hidden, weight))
+    for got, grad in zip(grads, torch.autograd.grad(want, (hidden, weight)), strict=True):
+        assert_close(got, grad, BACKWARD[torch.float64])
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_target_that_is_no_token_is_refused_on_a_gpu_too() -> None:
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        cross_entropy(torch.randn(3, 8), torch.randn(VOCAB, 8), torch.tensor([0, -1, 2]))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_gradients_on_a_gpu_are_derivatives() -> None:
+    test_the_written_gradients_are_derivatives()
+
+
+class _Launches(_Largest):
+    """And how many operations there were. None may wait for the numbers: meta tensors have none."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "launches"), [(32768, 16384, 100), (32768, 151936, 600), (8192, 160000, 200)]
+)
+def test_a_gpu_gets_few_large_chunks(tokens: int, vocab: int, launches: int) -> None:
+    """In chunks for a CPU they were 2,309, 9,221 and 2,300 operations."""
+    with on_device("cuda"), torch.device("meta"), _Launches() as found:
+        ins = [torch.empty(n, 1024, dtype=torch.bfloat16, requires_grad=True) for n in (tokens, vocab)]
+        total, _ = cross_entropy(*ins, torch.zeros(tokens, dtype=torch.int64))
+        total.backward()
+    assert found.number <= launches
+    assert found.numel <= 2**28
+
+
+def test_on_a_gpu_nothing_waits_for_the_labels() -> None:
+    lm = zoo.load({**STACKS["attention-required"], "n_layers": 1}).to("meta")
+    tokens = torch.empty(2, 9, dtype=torch.int64, device="meta")
+    with on_device("cuda"):
+        loss, parts = lm.loss(tokens, tokens)
+        loss.backward()
+    assert parts["n_targets"].is_meta
 
 
 LARGE = """

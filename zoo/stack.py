@@ -17,7 +17,7 @@ from zoo.config import StackConfig
 from zoo.multi_token import MultiToken
 from zoo.nn import Linear, make_norm
 from zoo.nn.changes import note_change
-from zoo.nn.cross_entropy import cross_entropy
+from zoo.nn.cross_entropy import cross_entropy, rows_at_once
 from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
 from zoo.ops._dispatch import chooses_freely
@@ -167,9 +167,14 @@ class Stack(nn.Module):
         x: Tensor = self.embed(tokens)
         return x if self.embed_norm is None else self.embed_norm(x)
 
-    def _check_tokens(self, name: str, tokens: Tensor) -> None:
+    def _check_tokens(self, name: str, tokens: Tensor, none: int | None = None) -> None:
+        """`none` stands for no token."""
         # on a GPU the look would stall the stream, and the embedding's own assertion stops the run
-        if tokens.device.type != "cpu" or not tokens.numel():
+        if tokens.device.type != "cpu":
+            return
+        if none is not None:
+            tokens = tokens[tokens != none]
+        if not tokens.numel():
             return
         low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= self.config.vocab_size:
@@ -199,7 +204,7 @@ class Stack(nn.Module):
             if labels.shape != tokens.shape:
                 raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
             targets = entry.enter(labels)
-            self._check_tokens("labels", targets[targets != -100])
+            self._check_tokens("labels", targets, none=-100)
         total, n_targets = self._cross_entropy(self.norm(hidden), targets)
         mean = total / n_targets.clamp_min(1)
         if self.multi_token is not None and self.config.multi_token is not None:
@@ -233,7 +238,7 @@ class Stack(nn.Module):
         those positions are computed, some at a time."""
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
         asked = entry.enter(labels) != -100
-        some = self.norm(hidden[asked]).split(max(1, 2**22 // self.config.vocab_size))
+        some = self.norm(hidden[asked]).split(rows_at_once(self.head.weight))
         found = torch.zeros(asked.shape, dtype=torch.int64, device=asked.device)
         found[asked] = torch.cat([self.head(each).argmax(dim=-1) for each in some])
         return entry.leave(found)

@@ -12,19 +12,35 @@ from zoo.nn.linear import linear
 from zoo.ops import device_kind, full_precision
 from zoo.ops.written import derived
 
+LOGITS = 2**22
+"""Logits that are held at a time on a CPU."""
+LOGITS_ELSEWHERE = 2**28
+"""On a GPU: 1 GB, so that few passes over the weight and its gradient are made."""
+
+
+def rows_at_once(weight: Tensor, logits: int | None = None) -> int:
+    """Rows of logits, of weight [V,D], that are held at a time, where possible as many as are `logits` numbers."""
+    if logits is None:
+        logits = LOGITS if device_kind(weight) == "cpu" else LOGITS_ELSEWHERE
+        logits = max(logits, 64 * len(weight))
+    return max(1, logits // len(weight))
+
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor]:
     """Σ -log softmax(W h)[target] over the targets that are not -100, and their number.
 
-    hidden [M,D], weight [V,D], targets [M]. Of the logits, float32 or better, only `chunk` are held at a time, 2^22 by
-    default but at least 64 rows of V; so memory does not grow with M·V.
+    hidden [M,D], weight [V,D], targets [M]. Of the logits, float32 or better, only `chunk` are held at a time, by
+    default LOGITS but at least 64 rows of V; so memory does not grow with M·V.
     """
     seen = targets != -100
-    hidden, targets = hidden[seen], targets[seen]
-    if torch.is_autocast_enabled(kind := device_kind(hidden)):
+    if (kind := device_kind(hidden)) == "cpu":
+        hidden, targets = hidden[seen], targets[seen]
+    else:  # where counting the rows would wait for all that is under way: those without a target give nothing
+        hidden = hidden.masked_fill(~seen[:, None], 0)
+    if torch.is_autocast_enabled(kind):
         lower = torch.get_autocast_dtype(kind)
         hidden, weight = hidden.to(lower), weight.to(lower)
-    rows = max(1, (chunk or max(2**22, 64 * len(weight))) // len(weight))
+    rows = rows_at_once(weight, chunk)
     with full_precision(hidden):
         total: Tensor = _CrossEntropy.apply(hidden, weight, targets, rows, torch.is_grad_enabled())
     return total, seen.sum()
@@ -45,6 +61,8 @@ class _CrossEntropy(torch.autograd.Function):
 
     p, which the gradients want, overwrites the logits z. -log p[target] = max z - log max p - z[target] loses nothing
     where p[target] is too small for its dtype, since max p is 1/V at least.
+
+    A row whose target is -100 has no loss; its h is 0, and so its part of dW, and who made it 0 drops its dh.
     """
 
     @staticmethod
@@ -56,10 +74,12 @@ class _CrossEntropy(torch.autograd.Function):
         minus_one = total.new_full((1, 1), -1)
         for start in range(0, len(targets), rows):
             some, at = hidden[start : start + rows], targets[start : start + rows, None]
+            none = at == -100
+            at = at.masked_fill(none, 0)
             logits = linear(some, weight).to(wide)
-            total += (logits.amax(-1, keepdim=True) - logits.gather(1, at)).sum()
+            loss = logits.amax(-1, keepdim=True) - logits.gather(1, at)
             error = torch.softmax(logits, -1, out=logits)
-            total -= error.amax(-1).log_().sum()
+            total += loss.sub_(error.amax(-1, keepdim=True).log_()).masked_fill_(none, 0).sum()
             if d_hidden is None and d_weight is None:
                 continue
             error = error.scatter_add_(1, at, minus_one.expand_as(at)).to(hidden.dtype)
