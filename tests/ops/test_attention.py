@@ -337,6 +337,52 @@ def test_all_pairs_are_never_held(backend, form, monkeypatch):
     assert largest.numel <= 2 * 16 * 1024 + 1024
 
 
+class Calls(Largest):
+    """And how many operations there were: what a GPU waits for."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def on_meta(length, batch=1, heads=8, kv_heads=8, width=64, dtype=torch.bfloat16):
+    shapes = (batch, length, heads, width), *2 * [(batch, length, kv_heads, width)]
+    return [torch.empty(shape, device="meta", dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_blocks_for_a_gpu_are_large_and_few(window):
+    """gpt_oss: in blocks for a CPU a layer of it took 300,000 launches."""
+    with on_device("cuda"), Calls() as calls:
+        ins = on_meta(4096, batch=2, heads=64)
+        attention(*ins, window=window, sink=torch.empty(64, device="meta"), backend="blocked").sum().backward()
+    assert calls.number < 3000
+    assert calls.numel <= _attention_blocked.SCORES_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "bounds", [list(range(0, 32769, 2048)), [0, *range(100, 32000, 640), 32768]], ids=["one", "many"]
+)
+def test_what_the_first_token_gets_is_few_launches_on_a_gpu(bounds):
+    with on_device("cuda"), Calls() as calls:
+        seen = []
+        with watch_attention(lambda *call: seen.append(call)), torch.no_grad():
+            attention(*on_meta(32768), cu_seqlens=torch.tensor(bounds), backend="blocked")
+        calls.number = 0
+        attention_to_first(*seen[0])
+    assert calls.number < 60 * (len(set(bounds)) - 1)
+
+
+@pytest.mark.parametrize("form", [form for backend, form in FAST if backend == "blocked"], ids=str)
+@pytest.mark.parametrize("window", [None, 300])
+def test_blocks_for_a_gpu_are_reference(form, window, monkeypatch):
+    monkeypatch.setattr(_attention_blocked, "device_kind", lambda x: "cuda")
+    monkeypatch.setattr(_attention_blocked, "SCORES_ELSEWHERE", 1 << 20)
+    compare(inputs(1300, batch=1, heads=2, kv_heads=1, width=8), window=window, got_with="blocked", **form)
+
+
 @pytest.mark.parametrize("form", [form for backend, form in FAST if backend == "blocked"], ids=str)
 def test_work_of_blocks_in_a_window_is_linear_in_time(form):
     work = []

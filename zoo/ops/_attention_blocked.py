@@ -16,10 +16,15 @@ from torch.autograd.function import once_differentiable
 
 from zoo.ops._attention_call import Options, by_document
 from zoo.ops._decay import OCTAVES
+from zoo.ops._dispatch import device_kind
 
 SCORES = 1 << 18
 """Scores that are held at a time, as far as blocks of ROWS[0] queries allow: 1 MB stays in a CPU's cache."""
+SCORES_ELSEWHERE = 1 << 26
+"""On a GPU, where every block is some thirty launches: 256 MB an array, of which the backward holds three."""
 ROWS = (16, 256)
+ROWS_ELSEWHERE = (16, 1024)
+"""Where no window makes most keys of many queries foreign to each of them."""
 FULL = 64
 """Queries from which on products are at full speed: rather than with fewer, a block is of some of the sequences."""
 
@@ -111,9 +116,12 @@ class _Folded:
         causal, window, device = self.options.causal, self.options.window, self.q.device
         reach = keys if window is None else min(keys, 2 * window)
         width = max(1, self.group * reach)
-        at_once = min(len(self.q), max(1, SCORES // (FULL * width)))
-        rows = SCORES // max(1, at_once * width)
-        rows = min(queries, max(ROWS[0], min(ROWS[1], rows)))
+        on_cpu = device_kind(self.q) == "cpu"
+        budget = SCORES if on_cpu else SCORES_ELSEWHERE
+        least, most = ROWS if on_cpu or window is not None else ROWS_ELSEWHERE
+        at_once = min(len(self.q), max(1, budget // (FULL * width)))
+        rows = budget // max(1, at_once * width)
+        rows = min(queries, max(least, min(most, rows)))
         for start in range(0, queries, rows):
             end = min(start + rows, queries)
             places = torch.arange(start, end, device=device).repeat_interleave(self.group)
