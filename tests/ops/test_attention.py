@@ -482,6 +482,27 @@ def test_what_needs_no_padding_is_not_copied():
     assert calls.queries == [q.data_ptr()]
 
 
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(
+    ("dtype", "values", "shared"),
+    [(torch.bfloat16, 16, True), (torch.float32, 16, False), (torch.bfloat16, 8, False)],
+    ids=str,
+)
+def test_heads_share_keys_on_a_gpu_only_where_flash_attention_takes_them(dtype, values, shared, window, monkeypatch):
+    """torch's other kernel that does holds [T,T]."""
+    monkeypatch.setattr(_attention_sdpa, "device_kind", lambda x: "cuda")
+    kernel, causal = _attention_sdpa.F.scaled_dot_product_attention, []
+
+    def spy(q, k, v, **how):
+        assert how["enable_gqa"] == (q.shape[1] != k.shape[1])
+        causal.extend([k.shape[1], v.shape[1]] if how["is_causal"] else [])
+        return kernel(q, k, v, **how)
+
+    monkeypatch.setattr(_attention_sdpa.F, "scaled_dot_product_attention", spy)
+    compare(inputs(70, values=values, dtype=dtype), window=window)
+    assert causal == (2 * [2 if shared else 4])
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "trains", "fused"),
     [

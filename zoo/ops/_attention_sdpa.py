@@ -120,11 +120,19 @@ def _kernel(
         sink = sink.view(-1, group).repeat_interleave(rows, 1) if fold else sink[:, None]
         o = _SinkKernel.apply(q, k, v, sink, mask, is_causal, options.scale)
     else:
-        gqa = q.shape[1] != k.shape[1]
+        if (gqa := q.shape[1] != k.shape[1]) and not _may_share_keys(q, v):
+            k, v, gqa = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), False
         scale = options.scale
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
     o = o.unflatten(2, (group, -1)).flatten(1, 2) if fold else o
     return o[..., :values].transpose(1, 2)
+
+
+def _may_share_keys(q: Tensor, v: Tensor) -> bool:
+    """Whether the kernel that torch takes knows heads that share keys. On CUDA that is flash attention; where it cannot
+    be, torch would hold [T,T] rather than take the next kernel."""
+    flash = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] == v.shape[-1] <= 256
+    return flash or device_kind(q) != "cuda"
 
 
 def _is_better_in_blocks(q: Tensor, k: Tensor, v: Tensor, options: Options) -> bool:
