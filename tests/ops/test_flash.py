@@ -301,6 +301,19 @@ def test_a_sink_of_any_dtype(package):
     assert package.calls[0]["learnable_sink"].dtype == torch.float32
 
 
+@both
+def test_the_layers_of_a_batch_share_their_boundaries(backend, package):
+    """int32, copied to the GPU once."""
+    ins, options = draw(PACKED["a cache"])
+    for _ in range(2):
+        attention(*ins, backend=backend, **options)
+    one, two = package.calls
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        assert one[name] is two[name]
+        assert one[name].dtype == torch.int32
+    assert one["cu_seqlens_q"].tolist() == PACKED["a cache"]["cu_seqlens"]
+
+
 def test_what_is_full_width_is_handed_over_as_it_is(package):
     ins, _ = draw({})
     attention(*ins, backend="flash")

@@ -149,16 +149,16 @@ def refuse_widths(k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def boundaries(bounds: list[int] | None, device: torch.device) -> Tensor | None:
-    """cu_seqlens [N+1], for one packing the same tensor in every layer: fla remembers the chunks of a tensor by its
-    identity, so that it asks the GPU for them once a batch and not once a layer."""
-    return None if bounds is None else _boundaries(tuple(bounds), device, torch.is_inference_mode_enabled())
+def boundaries(bounds: list[int] | None, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor | None:
+    """cu_seqlens [N+1], for one packing the same tensor in every layer: it is copied to the GPU once a batch and not
+    once a layer, and fla, which remembers the chunks of a tensor by its identity, asks for them as rarely."""
+    return None if bounds is None else _boundaries(tuple(bounds), device, dtype, torch.is_inference_mode_enabled())
 
 
-@lru_cache(maxsize=8)
-def _boundaries(bounds: tuple[int, ...], device: torch.device, inference: bool) -> Tensor:
+@lru_cache(maxsize=16)
+def _boundaries(bounds: tuple[int, ...], device: torch.device, dtype: torch.dtype, inference: bool) -> Tensor:
     # what was made in inference mode cannot be saved for a backward: `inference` keeps the two apart
-    return torch.tensor(bounds, device=device)
+    return torch.tensor(bounds, dtype=dtype, device=device)
 
 
 def once(*tensors: Tensor | None) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.ops._attention_call import Options
 from zoo.ops._dispatch import device_kind
-from zoo.ops._fla import brief, numbers
+from zoo.ops._fla import boundaries, brief, numbers
 
 DTYPES = (torch.bfloat16, torch.float16)
 """What the kernels compute in."""
@@ -69,15 +69,15 @@ def usable(found: ModuleType | str) -> ModuleType:
 def documents(options: Options, device: torch.device) -> tuple[Tensor, Tensor, int, int] | None:
     """cu_seqlens_q and cu_seqlens_k, int32 on the device, and the longest document's length in q and in k; None where
     nothing is packed."""
-    if options.bounds is None or options.bounds_k is None:
+    cu_seqlens_q, cu_seqlens_k = (boundaries(b, device, torch.int32) for b in (options.bounds, options.bounds_k))
+    if cu_seqlens_q is None or cu_seqlens_k is None:
         return None
-    bounds = (options.bounds, options.bounds_k)
-    cu_seqlens_q, cu_seqlens_k = (torch.tensor(b, dtype=torch.int32, device=device) for b in bounds)
     return cu_seqlens_q, cu_seqlens_k, longest(options.bounds), longest(options.bounds_k)
 
 
-def longest(bounds: list[int]) -> int:
-    return max(end - start for start, end in pairwise(bounds))
+def longest(bounds: list[int] | None) -> int:
+    """Tokens of the longest document."""
+    return 0 if bounds is None else max(end - start for start, end in pairwise(bounds))
 
 
 def _once(name: str, path: str, load: Callable[[], ModuleType | str]) -> ModuleType | str:
