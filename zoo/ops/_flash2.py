@@ -7,7 +7,7 @@ nor the outputs that are kept. They know no sink, but they tell the log of the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +35,13 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
 def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     if v.is_meta:  # where only shapes are asked for
         return _attention_blocked.run(q, k, v, options)
+    return attend(q, k, v, options, Call.of(options, v.device))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, options: Options, call: Call) -> Tensor:
     width = max(q.shape[-1], v.shape[-1])
     width += -width % 8
     wide = [_padded(x.to(v.dtype), width) for x in (q, k, v)]
-    call = _Call.of(options, v.device)
     sink = options.extra_logit(q)
     if options.bounds is None:
         o = call.dense(*wide) if sink is None else _Sink.apply(*wide, sink, call)
@@ -54,7 +57,7 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """One call in the package's words. `documents` are cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k where
     rows are packed."""
 
@@ -67,7 +70,7 @@ class _Call:
     documents: tuple[Tensor, Tensor, int, int] | None
 
     @classmethod
-    def of(cls, options: Options, device: torch.device) -> _Call:
+    def of(cls, options: Options, device: torch.device) -> Self:
         left, right = (-1, -1) if options.window is None else (options.window - 1, 0)
         softcap = 0.0 if options.softcap is None else options.softcap
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -207,7 +210,7 @@ class _Sink(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor, call: _Call) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor, call: Call) -> Tensor:
         o, lse, rng_state = call.forward(q, k, v)
         total = torch.logaddexp(lse, sink.to(lse.dtype)[:, None]).contiguous()
         o = o * (lse - total).exp_().mT.unsqueeze(-1).to(o.dtype)

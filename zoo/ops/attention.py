@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops import _attention_blocked, _attention_sdpa, _flash2, _flash4
+from zoo.ops import _attention_blocked, _attention_sdpa, _flash2, _flash4, _flash_torch
 from zoo.ops._attention_call import Options, tell_lookers, visible_keys
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import Backend, Op
@@ -147,6 +147,7 @@ _op = Op(
     "attention",
     Backend("flash4", _flash4.run, _flash4.refuses),
     Backend("flash", _flash2.run, _flash2.refuses),
+    Backend("torch_flash", _flash_torch.run, _flash_torch.refuses),
     Backend("sdpa", _attention_sdpa.run, _attention_sdpa.refuses),
     Backend("blocked", _attention_blocked.run),
     Backend("reference", _reference),
