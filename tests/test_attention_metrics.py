@@ -15,6 +15,7 @@ from tests.build import draw, redraw
 from tests.build import stack as contract_stack
 from zoo.metrics.attention import COLUMNS, AttentionReader, FirstTokenAttention, MaxHidden
 from zoo.ops import _attention_blocked, watch_attention
+from zoo.ops._dispatch import on_device
 from zoo.stack import Stack
 
 ATTENTION = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
@@ -161,6 +162,18 @@ def test_row_one_and_documents_of_one_token_do_not_count() -> None:
     assert found["first_share"] == pytest.approx((0.1 + 0.2 + 0.2 + 0.9) / 4)
     assert found["total"] == pytest.approx((0.5 + 0.6 + 0.7 + 0.8) / 4)
     assert (found["documents"], found["sink"]) == (2, 0.5)  # α_1: 0.55 and 0.47
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_reading_on_a_gpu_waits_for_no_numbers(name: str, layout: str) -> None:
+    """Meta tensors have none."""
+    lm = build(name).to("meta")
+    reader = AttentionReader(lm)
+    tokens = torch.empty((1, 24) if layout == "packed" else (2, 12), dtype=torch.int64, device="meta")
+    with on_device("cuda"), torch.no_grad(), reader.reading():
+        lm(tokens, **LAYOUTS[layout])
+    assert all(metric.first.is_meta for metric in reader.metrics.values())
 
 
 def test_nothing_to_count() -> None:

@@ -9,8 +9,8 @@ import torch
 import zoo.ops
 from tests.ops import fake_flash
 from tests.ops.test_flash import DENSE, PACKED, SINKS, compare, draw, every_sink, grads
-from tests.tolerances import BACKWARD, assert_close
-from zoo.ops import BackendRefused, _flash, _flash_torch, attention
+from tests.tolerances import BACKWARD, FORWARD, assert_close
+from zoo.ops import BackendRefused, _flash, _flash_torch, attention, attention_to_first, watch_attention
 from zoo.ops._dispatch import on_device
 
 FORMS = {name: options for name, options in (DENSE | PACKED).items() if "softcap" not in options}
@@ -165,6 +165,24 @@ def test_shapes_are_those_of_the_meta_kernels(options, sink, operators, monkeypa
         q = torch.zeros(2, 5, 4, 16, device=device)
         like[device] = [(x.shape, x.dtype) for x in call.forward(q, q[:, :, :2], q[:, :, :2])]
     assert like["meta"] == like["cpu"]
+
+
+@every_sink
+@pytest.mark.parametrize("options", FORMS.values(), ids=list(FORMS))
+def test_the_first_token_by_the_log_of_the_sum(options, sink, operators, monkeypatch):
+    """Against blocks; all documents in one launch."""
+    seen = []
+    with watch_attention(lambda *call: seen.append(call)):
+        for width, dtype in ((16, torch.float32), (13, torch.float32), (16, torch.bfloat16)):
+            ins, given = draw(options | sink, width=width, dtype=dtype)
+            attention(*ins[:3], backend="reference", **given)
+    found = [attention_to_first(*call) for call in seen]
+    assert len(operators.calls) == len(seen)
+    monkeypatch.setattr(_flash_torch, "cannot", lambda *args: "not now")
+    for call, numbers in zip(seen, found, strict=True):
+        for got, want in zip(numbers, attention_to_first(*call), strict=True):
+            assert got.dtype == torch.float32
+            assert_close(got, want, FORWARD[torch.float32])
 
 
 def test_what_scaled_dot_product_attention_takes_is_its(operators):

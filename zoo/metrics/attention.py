@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from torchmetrics import Metric
 from zoo.mixers import Mixer
 from zoo.ops import attention_to_first, watch_attention
 from zoo.ops._attention_call import Options
+from zoo.ops._fla import boundaries
 
 SINK_EPS = 0.3
 COLUMNS = ("layer", "mixer", "call", "head", "queries", "first_share", "total", "documents", "sink")
@@ -63,12 +63,13 @@ class FirstTokenAttention(Metric):
         document = torch.arange(len(queries), device=first.device).repeat_interleave(queries, output_size=len(first))
         before = (keys - queries.cumsum(0))[document]
         beyond_one = torch.arange(len(first), device=first.device) + before > 0
-        self.first += first[beyond_one].float().sum(0)
-        self.total += total[beyond_one].float().sum(0)
+        # masks and no indices, which a GPU would have to wait for
+        self.first += torch.where(beyond_one[:, None], first, 0).float().sum(0)
+        self.total += torch.where(beyond_one[:, None], total, 0).float().sum(0)
         self.queries += beyond_one.sum()
         whole = (queries == keys) & (keys > 1)
         sums = first.new_zeros(len(queries), first.shape[1]).index_add_(0, document, first)
-        self.sinks += (sums[whole] > self.eps * keys[whole, None]).sum(0)
+        self.sinks += ((sums > self.eps * keys[:, None]) & whole[:, None]).sum(0)
         self.documents += whole.sum()
 
     def compute(self) -> dict[str, Tensor]:
@@ -182,12 +183,10 @@ class AttentionReader:
 
 def _documents(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """How many queries and keys each document has."""
-    if options.bounds is None or options.bounds_k is None:
+    bounds, bounds_k = (boundaries(b, q.device) for b in (options.bounds, options.bounds_k))
+    if bounds is None or bounds_k is None:
         return tuple(torch.full(q.shape[:1], x.shape[1], device=q.device) for x in (q, k))  # type: ignore[return-value]
-    return tuple(  # type: ignore[return-value]
-        torch.tensor([end - start for start, end in pairwise(bounds)], device=q.device)
-        for bounds in (options.bounds, options.bounds_k)
-    )
+    return bounds.diff(), bounds_k.diff()
 
 
 def _layer(name: str) -> int:

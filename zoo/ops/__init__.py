@@ -1,7 +1,7 @@
 """Kernels behind one door each: the equations, a reference loop over time, and the fast paths that are held to it."""
 
-from zoo.ops._attention_blocked import attention_to_first
 from zoo.ops._attention_call import watch_attention
+from zoo.ops._attention_to_first import attention_to_first
 from zoo.ops._check import check_cu_seqlens
 from zoo.ops._dispatch import BackendRefused, Choice, backend, device_kind, trace
 from zoo.ops._nsa_blocks import Blocks

@@ -34,28 +34,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     return by_document(lambda *document: _Attention.apply(*document, sink, options), options, q, k, v)
 
 
-@torch.no_grad()
-def attention_to_first(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """p_i1 and sum_j p_ij, float32 [B,Tq,H] each: what every query gives the first token of its document, and all that
-    it sees (less than 1 where a sink takes the rest, anything for sigmoids). A first token outside the window gets 0.
-
-    q [B,Tq,H,K] and k [B,Tk,HK,K] as `zoo.ops.attention` gets them.
-    """
-    sink = options.extra_logit(q)
-    both = by_document(lambda q, k: _to_first(q, k, sink, options), options, q, k)
-    first, total = both.unbind(-1)
-    return first, total
-
-
-def _to_first(q: Tensor, k: Tensor, sink: Tensor | None, options: Options) -> Tensor:
-    """[B,Tq,H,2] of one document a row."""
+def to_first(q: Tensor, k: Tensor, sink: Tensor | None, options: Options) -> Tensor:
+    """[B,Tq,H,2] of one document a row: p_i1 and sum_j p_ij of `attention_to_first`."""
     call = _Folded(q, k, sink, options)
     out = call.q.new_zeros(*call.q.shape[:-1], 2)
     for block in call.blocks():
-        weights, total, _ = call.weights(block)
+        weights, total, log_total = call.weights(block)
         if block.keys.start == 0:
             out[block.lanes, block.rows, :1] = weights[..., :1] / total
-        out[block.lanes, block.rows, 1:] = weights.sum(-1, keepdim=True) / total
+        out[block.lanes, block.rows, 1:] = call.share(block, weights, log_total)
     return call.unfold(out)
 
 
@@ -161,6 +148,14 @@ class _Folded:
         if self.sink is not None:
             total += (self.sink[block.lanes, block.rows] - most).exp2_()
         return weights, total, most + total.log2()
+
+    def share(self, block: _Block, weights: Tensor, log_total: Tensor) -> Tensor | float:
+        """sum_j p_ij over the keys [lanes,rows,1]."""
+        if self.options.normalizer == "sigmoid":
+            return weights.sum(-1, keepdim=True)
+        if self.sink is None:
+            return 1.0
+        return self.sink[block.lanes, block.rows].sub(log_total).div_(OCTAVES).expm1_().neg_()
 
     def again(self, score: Tensor, block: _Block, log_total: Tensor) -> Tensor:
         """p in the place of the scores, by the log of the sum that is known."""

@@ -1,7 +1,7 @@
 """flash-attn 2 under its own names: windows (w - 1, 0), causal aligned at the end, packed rows [T,H,E].
 
 Its kernels take one width for q, k and v, a multiple of 8. Zeros fill up what is narrower: they change neither scores
-nor the outputs that are kept. They know no sink, but they tell the log of the softmax's sum, which is enough: `_Sink`.
+nor the outputs that are kept. They know no sink, but they tell the log of the softmax's sum, which is enough: `Sink`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,21 @@ def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options, call: Call) -> Tensor:
+    given, sink = prepared(q, k, v, options), options.extra_logit(q)
+    if sink is not None:
+        o = Sink.apply(*given, sink, call)
+    else:
+        o = (call.dense if options.bounds is None else call.packed)(*given)
+    o = o if options.bounds is None else o.unsqueeze(0)
+    return o[..., : v.shape[-1]]
+
+
+def prepared(q: Tensor, k: Tensor, v: Tensor, options: Options) -> list[Tensor]:
+    """All in v's dtype, of one width that is a multiple of 8, and without B where documents are packed."""
     width = max(q.shape[-1], v.shape[-1])
     width += -width % 8
     wide = [_padded(x.to(v.dtype), width) for x in (q, k, v)]
-    sink = options.extra_logit(q)
-    if options.bounds is None:
-        o = call.dense(*wide) if sink is None else _Sink.apply(*wide, sink, call)
-    else:
-        rows = [x.squeeze(0) for x in wide]
-        o = (call.packed(*rows) if sink is None else _Sink.apply(*rows, sink, call)).unsqueeze(0)
-    return o[..., : v.shape[-1]]
+    return wide if options.bounds is None else [x.squeeze(0) for x in wide]
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
@@ -200,7 +205,7 @@ class Call:
         return d_q, d_k, d_v
 
 
-class _Sink(torch.autograd.Function):
+class Sink(torch.autograd.Function):
     """o_i = sum_j e^s_ij v_j / (e^sink + sum_j e^s_ij): the kernel's o_i times e^(lse_i - total_i), where
     total_i = log(e^lse_i + e^sink).
 

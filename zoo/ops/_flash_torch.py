@@ -22,14 +22,19 @@ GPUS = ((8, 0), (9, 0), (10, 0))
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    if (reason := cannot(q, k, v, options)) is None and _is_plain(q, k, options):
+        return "torch's scaled_dot_product_attention takes it, and has more kernels to choose from"
+    return reason
+
+
+def cannot(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    """Why the kernel cannot compute it; None where it can."""
     if reason := _flash.refuses(v, options):
         return reason
     if options.softcap is not None:
         return "torch's flash attention has no softcap"
     if (width := max(q.shape[-1], v.shape[-1])) > _flash2.WIDEST:
         return f"torch's flash attention takes heads of at most {_flash2.WIDEST}, not of {width}"
-    if _is_plain(q, k, options):
-        return "torch's scaled_dot_product_attention takes it, and has more kernels to choose from"
     if not torch.backends.cuda.is_flash_attention_available():
         return "this torch is built without flash attention"
     if (gpu := _flash.capability(v)) is None or gpu < (8, 0):
@@ -41,6 +46,12 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
 
 def run(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     return _flash2.attend(q, k, v, options, _Call.of(options, v.device))
+
+
+def log_sum(q: Tensor, k: Tensor, options: Options) -> Tensor:
+    """log sum_j e^s_ij over the keys that query i sees, float32 [B,Tq,H], where the kernel can."""
+    _, lse, _ = _Call.of(options, k.device).forward(*_flash2.prepared(q, k, k, options))
+    return (lse if options.bounds is None else lse.unsqueeze(0)).mT
 
 
 def _is_plain(q: Tensor, k: Tensor, options: Options) -> bool:
