@@ -16,9 +16,8 @@ from zoo.ops._attention_call import Options
 
 aten = torch.ops.aten
 WIDE = 192
-"""From here on the backward wants the shared memory of the data centre's GPUs."""
 GPUS = ((8, 0), (9, 0), (10, 0))
-"""These."""
+"""Compute capabilities with shared memory enough for the backward of heads wider than WIDE."""
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
