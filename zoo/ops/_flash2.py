@@ -7,7 +7,7 @@ nor the outputs that are kept. They know no sink, but they tell the log of the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +75,7 @@ class Call:
     documents: tuple[Tensor, Tensor, int, int] | None
 
     @classmethod
-    def of(cls, options: Options, device: torch.device) -> Self:
+    def of(cls, options: Options, device: torch.device) -> Call:
         left, right = (-1, -1) if options.window is None else (options.window - 1, 0)
         softcap = 0.0 if options.softcap is None else options.softcap
         deterministic = torch.are_deterministic_algorithms_enabled()
