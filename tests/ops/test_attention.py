@@ -204,6 +204,17 @@ def test_bfloat16(queries, keys, options, backend):
     compare(ins, wide, got_with=backend, **options)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("values", [192, 128])
+def test_a_decoded_token_in_bfloat16_has_a_softmax_in_float32(values, backend):
+    q, k, v = inputs(1, 300, width=192, values=values, dtype=torch.bfloat16)
+    want = attention(4 * q.float(), k.float(), v.float(), backend="reference")
+    got = attention(4 * q, k, v, backend=backend).float()
+    assert (got - want).square().mean().sqrt() < 4e-3 * want.square().mean().sqrt()
+    assert attention(q[:0], k[:0], v[:0], backend=backend).shape == (0, *got.shape[1:])
+
+
 def test_the_reference_is_rounded_once():
     ins = inputs(33, dtype=torch.bfloat16)
     want = attention(*(x.float() for x in ins), backend="reference")

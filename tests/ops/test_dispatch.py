@@ -141,26 +141,28 @@ def test_an_op_without_that_backend_chooses_for_itself(op):
         assert op(3)[0] == "fast"
 
 
-def calls():
+def calls(batch=1):
     """A call of each op."""
-    x = torch.randn(1, 5, 2, 8)
+    x = torch.randn(batch, 5, 2, 8)
     yield "attention", lambda **how: attention(x, x, x, **how)
     yield "short_conv", lambda **how: short_conv(x.flatten(2), torch.randn(16, 4), **how)
-    beta = torch.rand(1, 5, 2)
+    beta = torch.rand(batch, 5, 2)
     yield "delta_rule", lambda **how: delta_rule(x, x, x, -beta, beta, **how)
     yield "linear_attention", lambda **how: linear_attention(x, x, x, -beta, **how)
     kv, far = x[:, :, 0], x[:, :2, 0]
     yield "compressed_attention", lambda **how: compressed_attention(x, kv, far, window=2, stride=2, **how)
     yield "lightning_indexer", lambda **how: lightning_indexer(x, beta, far, top_k=1, stride=2, **how)
     yield "dplr", lambda **how: dplr(x, x, x, -beta, -x, x, **how)
-    stacked, routes = torch.randn(3, 16, 8), torch.tensor([[0, 2]] * 5)
+    stacked, routes = torch.randn(3, 16, 8), torch.tensor([0, 2]).expand(5 * batch, -1)
+    tokens, shares = x[:, :, 0].flatten(0, 1), beta.flatten(0, 1)
     yield (
         "experts",
-        lambda **how: experts(x[0, :, 0], routes, beta[0], stacked, stacked[:, :8], lambda gate, up: gate * up, **how),
+        lambda **how: experts(tokens, routes, shares, stacked, stacked[:, :8], lambda gate, up: gate * up, **how),
     )
-    yield "gated_norm", lambda **how: gated_norm(x, x, x[0, 0, 0], activation="silu", eps=1e-6, **how)
+    weight = torch.randn(8)
+    yield "gated_norm", lambda **how: gated_norm(x, x, weight, activation="silu", eps=1e-6, **how)
     yield "nsa", lambda **how: nsa(x, x[:, :0], x[:, :0], x, x, Blocks(), **how)
-    some = torch.tensor([[[-1], [0], [0], [1], [1]]])
+    some = torch.tensor([[-1], [0], [0], [1], [1]]).expand(batch, -1, -1)
     yield "selected_attention", lambda **how: selected_attention(x, x, x, some, stride=2, **how)
 
 
@@ -174,6 +176,21 @@ def test_every_op_has_a_reference_and_something_faster(name, call):
     assert [choice.op for choice in choices] == [name] * 3
     assert choices[0].backend != "reference"
     assert [choice.backend for choice in choices[1:]] == ["reference", "reference"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", [op.name for op in dispatch._ops])
+def test_no_sequence_gives_no_output(name, grad):
+    """What a filter leaves may be nothing."""
+    op = next(op for op in dispatch._ops if op.name == name)
+    for backend in op.backends:
+        call = dict(calls(batch=0))[name]
+        try:
+            with torch.set_grad_enabled(grad):
+                o = call(backend=backend)
+        except BackendRefused:
+            continue
+        assert all(not x.numel() for x in (o if isinstance(o, tuple) else (o,)))
 
 
 def test_every_op_is_called_here():

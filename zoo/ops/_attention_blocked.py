@@ -84,11 +84,11 @@ class _Folded:
     def fold(self, x: Tensor) -> Tensor:
         """[B,T,H,E] -> [B·HK,T·G,E]"""
         x = x.to(self.dtype).unflatten(2, (self.heads_k, self.group)).transpose(1, 2)
-        return x.reshape(-1, self.queries * self.group, x.shape[-1]).contiguous()
+        return x.reshape(self.batch * self.heads_k, self.queries * self.group, x.shape[-1]).contiguous()
 
     def unfold(self, x: Tensor) -> Tensor:
         """[B·HK,T·G,E] -> [B,T,H,E]"""
-        return x.view(self.batch, self.heads_k, self.queries, self.group, -1).transpose(1, 2).flatten(2, 3)
+        return x.view(self.batch, self.heads_k, self.queries, self.group, x.shape[-1]).transpose(1, 2).flatten(2, 3)
 
     def fold_keys(self, x: Tensor) -> Tensor:
         """[B,S,HK,E] -> [B·HK,S,E]"""
@@ -96,7 +96,7 @@ class _Folded:
 
     def unfold_keys(self, x: Tensor) -> Tensor:
         """[B·HK,S,E] -> [B,S,HK,E]"""
-        return x.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        return x.unflatten(0, (self.batch, self.heads_k)).transpose(1, 2)
 
     def blocks(self) -> Iterator[_Block]:
         queries, keys = self.queries, self.k.shape[1]
@@ -106,7 +106,7 @@ class _Folded:
         on_cpu = device_kind(self.q) == "cpu"
         budget = SCORES if on_cpu else SCORES_ELSEWHERE
         least, most = ROWS if on_cpu or window is not None else ROWS_ELSEWHERE
-        at_once = min(len(self.q), max(1, budget // (FULL * width)))
+        at_once = max(1, min(len(self.q), budget // (FULL * width)))
         rows = budget // max(1, at_once * width)
         rows = min(queries, max(least, min(most, rows)))
         for start in range(0, queries, rows):

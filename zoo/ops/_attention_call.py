@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from zoo.ops._scoped import Scoped
 
 
 class Options(NamedTuple):
@@ -33,18 +34,15 @@ class Options(NamedTuple):
 
 
 Look = Callable[[Tensor, Tensor, Options], None]
-_lookers: ContextVar[tuple[Look, ...]] = ContextVar("who looks on at attention", default=())
+_lookers: Scoped[tuple[Look, ...]] = Scoped("who looks on at attention", ())
 
 
 @contextmanager
 def watch_attention(look: Look) -> Iterator[None]:
     """Within the block `look(q, k, options)` is called with what every call of `zoo.ops.attention` got, whatever the
     backend; where nobody watches, nothing is done."""
-    token = _lookers.set((*_lookers.get(), look))
-    try:
+    with _lookers((*_lookers.get(), look)):
         yield
-    finally:
-        _lookers.reset(token)
 
 
 def tell_lookers(q: Tensor, k: Tensor, options: Options) -> None:

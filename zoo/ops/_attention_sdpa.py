@@ -52,12 +52,14 @@ def _is_one_query(q: Tensor, k: Tensor, v: Tensor, options: Options) -> bool:
 def _one_query(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """The shortest way to the kernel; or plain products, where it would want the width of values made that of keys."""
     batch, _, heads, width = q.shape
-    q, k, v = q.view(batch, k.shape[2], -1, width), k.transpose(1, 2), v.transpose(1, 2)
+    kv_heads, dtype = k.shape[2], v.dtype
+    q, k, v = q.view(batch, kv_heads, heads // kv_heads, width), k.transpose(1, 2), v.transpose(1, 2)
     if width == v.shape[-1]:
         o = F.scaled_dot_product_attention(q, k, v, scale=options.scale)
     else:
-        o = torch.softmax(torch.matmul(q, k.mT).mul_(options.scale), -1).matmul(v)
-    return o.reshape(batch, 1, heads, -1)
+        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
+        o = torch.softmax(torch.matmul(q, k.mT).mul_(options.scale), -1).matmul(v).to(dtype)
+    return o.reshape(batch, 1, heads, v.shape[-1])
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:

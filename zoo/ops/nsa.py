@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,9 +180,13 @@ def _check(
     return Spans([length for length, _ in lengths], [blocks.complete(length) for length in documents_k], documents_k)
 
 
+def _refuse_nothing(q: Tensor, *rest: Any) -> str | None:
+    return None if q.shape[0] else "it sorts the pairs of queries and blocks, and there are none"
+
+
 _op = Op(
     "nsa",
     Backend("fla", _fla_nsa.run, _fla_nsa.refuse),
-    Backend("torch", _by_document(_nsa_blockwise.attend)),
+    Backend("torch", _by_document(_nsa_blockwise.attend), _refuse_nothing),
     Backend("reference", _by_document(_reference)),
 )

@@ -83,7 +83,7 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, selected: Tensor, stride: int, sca
         reads = stride * (selected.shape[-1] + 1)
         gathers = k.shape[2] == 1 and reads < past + count
         held = reads * (heads + k.shape[3] + v.shape[3]) if gathers else heads * (past + count)
-        rows = min(count, max(16, _entries.BUDGET // (batch * held)))
+        rows = min(count, max(16, _entries.BUDGET // max(1, batch * held)))
         for start in range(0, count, rows):
             end = min(start + rows, count)
             at, some = slice(own.start + start, own.start + end), slice(keys.start, keys.start + past + end)
