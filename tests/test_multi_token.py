@@ -220,7 +220,7 @@ def test_it_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> Non
 @pytest.mark.parametrize("residual", ["pre_norm", "attn_res", "mhc"])
 @pytest.mark.parametrize(("mixer", "decay"), [("lightning", "lightning"), ("rwkv6", "rwkv6"), ("rwkv7", "rwkv7")])
 def test_any_block_may_be_one_more(mixer: str, decay: str, residual: str) -> None:
-    """What hangs on the depth of a layer holds one layer further: decays stay at most 1, streams open anew."""
+    """What depends on the depth of a layer holds one layer further: decays stay at most 1, streams open anew."""
     block = {**with_gate(mixer, "decay", decay).block, "residual": residual}
     lm = zoo.load(recipe(required(mixer), 1, blocks={"a": block}, multi_token={"block": "a"}))
     loss, _ = lm.loss(draw(2, 33))

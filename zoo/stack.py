@@ -104,7 +104,7 @@ class Stack(nn.Module):
 
         cu_seqlens [N+1]: tokens are [1,T], N documents back to back that do not see each other. attention_mask [B,T]
         of 0/1: padding left or right, whose logits are 0. cache: the tokens go on from those it carries, and are
-        added to it, or where the call fails not; such a call builds no graph. ValueError in one line for tokens outside
+        added to it, unless the call fails; such a call builds no graph. ValueError in one line for tokens outside
         the vocabulary and unfit arguments.
         """
         if cache is not None:
@@ -192,9 +192,11 @@ class Stack(nn.Module):
         prediction add to it.
 
         labels [B,T]: the target of each position, -100 for none; by default the next token of the same document.
-        Padding and the last token of a document have no target. parts: `cross_entropy` (the mean) and `n_targets`;
-        each addition by its name, weighted; `router/LAYER`, the statistics that the router of a layer updates itself
-        by.
+        **labels[t] is the target of position t: unlike in transformers, nothing is shifted here.** Padding and the last
+        token of a document have no target.
+
+        parts: `cross_entropy` (the mean) and `n_targets`; each addition by its name, weighted; `router/LAYER`, the
+        statistics that the router of a layer updates itself by.
         """
         ledger = Ledger()
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, ledger=ledger)

@@ -3,7 +3,7 @@
 A storage counts from the operation that makes it until nothing refers to it, once however many tensors share it. So
 what autograd saves is counted as it is saved, by whatever mixer, FFN or residual form, and so are buffers in between.
 
-On the meta device torch has no autocast and no fused attention; here are both. What hangs on the numbers themselves
+On the meta device torch has no autocast and no fused attention; here are both. What depends on the numbers themselves
 (a mask of the tokens that have a target) is taken to be all.
 """
 

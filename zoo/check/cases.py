@@ -90,7 +90,7 @@ def companions(gate: type) -> dict[str, str]:
 
 def with_gate(mixer: str, slot: str, gate: str) -> Case:
     """The mixer with a gate in that slot, and beside it what the two cannot do without. One layer: what layers do to
-    each other does not hang on the gate."""
+    each other does not depend on the gate."""
     kind = slots(mixer)[slot].kind
     gates = {other: _plain(spec) for other, spec in slots(mixer).items() if spec.required and other != slot}
     gates = gates | companions(GATES[kind].get(gate)) | {slot: gate}
@@ -319,7 +319,7 @@ def trained(lm: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gradients(lm: nn.Module, loss: Tensor, *, keep: bool = False) -> dict[str, Tensor]:
-    """The gradient of every trained parameter by name; zero for one that the loss does not hang on."""
+    """The gradient of every trained parameter by name; zero for one that the loss does not depend on."""
     parameters = trained(lm)
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, retain_graph=keep)
     return {

@@ -73,7 +73,7 @@ def run(ffn: FFN, x: Tensor) -> Tensor:
 
 @contract
 def each_token_alone(case: FFNCase, t: Trial) -> None:
-    """y has the shape of x, and a token's y hangs on that token alone"""
+    """y has the shape of x, and a token's y depends on that token alone"""
     ffn, x = case.redrawn(), draw_x(t, 2, 5)
     other = x.clone()
     other[:, 2] += 1

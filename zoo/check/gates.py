@@ -145,7 +145,7 @@ def a_gate_does_not_look_ahead(case: GateCase, t: Trial) -> None:
 
 @contract
 def a_token_is_gated_by_itself(case: GateCase, t: Trial) -> None:
-    """the values of a token hang on that token alone: memory is the mixer's"""
+    """the values of a token depend on that token alone: memory is the mixer's"""
     for changed in (2, 0):
         after, before = _with_one_changed(case, t, changed)
         rest = [token for token in range(T) if token != changed]

@@ -92,7 +92,7 @@ def draw_x(t: Trial, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @contract
 def each_token_alone(case: ResidualCase, t: Trial) -> None:
-    """x keeps its shape, and what a token becomes hangs on that token alone"""
+    """x keeps its shape, and what a token becomes depends on that token alone"""
     depth, x = case.redrawn(), draw_x(t, 2, 5)
     other = x.clone()
     other[:, 2] = torch.randn(2, D, dtype=x.dtype)

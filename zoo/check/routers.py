@@ -78,7 +78,7 @@ def ledger_of(layout: Layout) -> Ledger:
 
 
 def loss_of(routes: Routes, layout: Layout) -> Tensor:
-    """Something that hangs on every weight and on every term of the loss."""
+    """Something that depends on every weight and on every term of the loss."""
     n, k = routes.weights.shape
     factors = torch.linspace(-1, 2, n * k, dtype=routes.weights.dtype).view(n, k).cos()
     return (routes.weights * factors).sum() + sum(ledger_of(layout).losses.values())
@@ -102,7 +102,7 @@ def routes(case: RouterCase, t: Trial) -> None:
 
 @contract
 def a_token_is_routed_by_itself(case: RouterCase, t: Trial) -> None:
-    """where a token goes hangs on that token alone"""
+    """where a token goes depends on that token alone"""
     router = case.redrawn()
     x, layout = draw_x(t, 9)
     all_of, one = router(x, layout), router(x[4:5], layout_of(tokens(9)[4:5]))

@@ -76,7 +76,7 @@ class CommandLine(LightningCLI):
             parser.link_arguments(section, f"model.{section}", compute_fn=_as_dict)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """The recipe alone first, so that a fault is laid at the right door. Without a recipe: help, which exits."""
+        """The recipe alone first, so that a fault is reported at its own place. Without a recipe: help, which exits."""
         if not self.data:
             parser.parse_args([self.request.command, *self.request.overrides])
         recipe = [self.request.command, "--config", json.dumps(self.data)]

@@ -44,7 +44,7 @@ class GLU(FFN):
     """y = W_down combine(W_gate x, W_up x), with a bias behind each projection if `bias`.
 
     The inner width is `width`, or `mult` · d_model rounded up to a multiple of `multiple_of`. A mixture takes any GLU
-    as its expert: `combine` then sees the tokens of all experts, so it works number by number, without parameters.
+    as its expert: `combine` then sees the tokens of all experts, so it works elementwise, without parameters.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GLU(FFN):
 
     @abstractmethod
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """gate, up [..., width] -> [..., width], number by number."""
+        """gate, up [..., width] -> [..., width], elementwise."""
 
     def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         y: Tensor = self.down_proj(self.combine(self.gate_proj(x), self.up_proj(x)))

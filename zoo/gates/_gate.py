@@ -21,7 +21,7 @@ class Gate(nn.Module, ABC):
 
     Gates compute, mixers apply: a gate returns its values and never sees what they act on, so any gate of any stack
     can be read, forced, tested and swapped alike. A constructor takes the `Slot` and then keyword-only options with
-    defaults. `reads` says what the values hang on: x, for a write gate the layer's decay or its step, or nothing but
+    defaults. `reads` says what the values depend on: x, for a write gate the layer's decay or its step, or nothing but
     learnt or fixed numbers.
     """
 

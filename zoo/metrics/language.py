@@ -37,7 +37,7 @@ class Loss(Metric):
 
 
 class Perplexity(Loss):
-    """exp(Σ nats / Σ targets): among how many equally likely tokens the model hesitates."""
+    """exp(Σ nats / Σ targets): the effective branching factor."""
 
     def compute(self) -> Tensor:
         return super().compute().exp()

@@ -15,7 +15,7 @@ from zoo.nn.recorder import Recorder
 from zoo.ops._live import recorder
 
 BEFORE = 8
-"""Tokens decoded before the next is recorded: short answers would never bring back the time that it takes."""
+"""Tokens decoded before the next is recorded: short answers would never repay the time that it takes."""
 _version = attrgetter("_version")
 PLAIN = (nn.Linear, nn.Embedding, nn.ModuleDict, nn.ModuleList)
 

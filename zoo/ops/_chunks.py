@@ -206,12 +206,12 @@ class Span:
         out.index_add_(0, torch.arange(self.heads.start, self.heads.stop, device=x.device) // group, x)
 
     def cut_decay(
-        self, log_decay: Tensor | None, rows: Tensor, cols: Tensor, given_up: bool = False
+        self, log_decay: Tensor | None, rows: Tensor, cols: Tensor, may_overwrite: bool = False
     ) -> HeadDecay | ChannelDecay:
         """Rows and columns under the decay within the chunks (`decayed`); None is no decay."""
         if log_decay is None:
             return decayed(rows.new_zeros(*rows.shape[:2], 1), rows, cols)
-        return decayed(self.cut(log_decay, zero_pads=True), rows, cols, given_up)
+        return decayed(self.cut(log_decay, zero_pads=True), rows, cols, may_overwrite)
 
     def join_grad_log_decay(self, grad_sums: Tensor, log_decay: Tensor, out: Tensor) -> None:
         """The gradient of log_decay into `out`, from that of its sums G from the chunk's start [n,C,K]."""

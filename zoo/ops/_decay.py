@@ -30,15 +30,15 @@ WEAK = -64.0  # octaves of a chunk: 2 to the power of minus that still multiplie
 OCTAVES = math.log2(math.e)  # exp(x) = 2^(OCTAVES x): a CPU raises 2 to a power four times as fast as e
 
 
-def decayed(log_decay: Tensor, rows: Tensor, cols: Tensor, given_up: bool = False) -> HeadDecay | ChannelDecay:
-    """Rows and columns under a decay per head or per channel. log_decay is overwritten, and so may rows and columns be
-    that are `given_up`: then there is no backward."""
+def decayed(log_decay: Tensor, rows: Tensor, cols: Tensor, may_overwrite: bool = False) -> HeadDecay | ChannelDecay:
+    """Rows and columns under a decay per head or per channel. log_decay is overwritten. `may_overwrite`: so may
+    rows and columns be (no backward follows)."""
     if log_decay.shape[2] == 1:
         return HeadDecay(log_decay, rows, cols)
     # No decay, given per channel, gives bit for bit what none per head gives. A real decay is told by the first tokens.
     if not log_decay.is_meta and not log_decay[:, 0].any() and not log_decay.any():
         return HeadDecay(log_decay[..., :1], rows, cols)
-    return ChannelDecay(log_decay, rows, cols, given_up)
+    return ChannelDecay(log_decay, rows, cols, may_overwrite)
 
 
 class HeadDecay:
@@ -91,7 +91,7 @@ class ChannelDecay:
     those that read what enters.
     """
 
-    def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor, given_up: bool = False):
+    def __init__(self, log_decay: Tensor, rows: Tensor, cols: Tensor, may_overwrite: bool = False):
         size, width = log_decay.shape[1:]
         self.r, self.s = rows.shape[2], cols.shape[2]
         sums = log_decay.clamp_(min=FLOOR[log_decay.dtype]).mul_(OCTAVES)
@@ -111,8 +111,8 @@ class ChannelDecay:
         self.fall = sums.exp2_()[:, :, None]
         self.rise = self.fall.reciprocal()
         self.rows, self.cols = rows.view(-1, half, self.r, width), cols.view(-1, half, self.s, width)
-        self.rows = torch.mul(self.rows, self.fall, out=self.rows if given_up else None)
-        self.cols = torch.mul(self.cols, self.rise, out=self.cols if given_up else None)
+        self.rows = torch.mul(self.rows, self.fall, out=self.rows if may_overwrite else None)
+        self.cols = torch.mul(self.cols, self.rise, out=self.cols if may_overwrite else None)
         self.rows_start = self.rows if self.since is None else self.rows * self.since
         self.cols_end = self.cols * self.until
         self.levels: list[_Level] = []

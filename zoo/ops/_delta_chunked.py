@@ -55,7 +55,7 @@ class _Inside:
         self.rows[:, :, 0] = w
         span.cut(q, self.rows[:, :, 1]).mul_(scale)
         self.w = w.mul_(self.beta)
-        self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None], given_up=not backward)
+        self.decay = span.cut_decay(log_decay, self.rows, self.w[:, :, None], may_overwrite=not backward)
         self.rows_start, self.w_end = self.decay.rows_start, self.decay.cols_end.squeeze(2)
 
     def triangles(self) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ class _Inside:
         v = span.cut(v, self.uv[:, :, 1])
         for i, x in enumerate((b, k)):
             span.cut(x, self.cols[:, :, i], zero_pads=True)
-        self.decay = span.cut_decay(log_decay, self.rows, self.cols, given_up=not backward)
+        self.decay = span.cut_decay(log_decay, self.rows, self.cols, may_overwrite=not backward)
         scores = self.decay.scores()
         self.m = scores[:, :, 1].flatten(2)
         self.inverse = unit_lower_inverse(_down(scores[:, :, 0, :, 0]).neg_())

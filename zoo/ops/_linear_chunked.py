@@ -51,8 +51,8 @@ class _Inside:
         self.q = span.cut(q).mul_(scale)
         self.k = span.cut(k, zero_pads=True)
         self.rows = self.q if bonus is None else self.q.roll(-1, dims=1)
-        given_up = not backward and bonus is None
-        self.decay = span.cut_decay(log_decay, self.rows[:, :, None], self.k[:, :, None], given_up)
+        may_overwrite = not backward and bonus is None
+        self.decay = span.cut_decay(log_decay, self.rows[:, :, None], self.k[:, :, None], may_overwrite)
         self.q_start, self.k_end = self.decay.rows_start.squeeze(2), self.decay.cols_end.squeeze(2)
         self.m = self.decay.scores().squeeze(4).squeeze(2)
         if bonus is not None:

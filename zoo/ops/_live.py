@@ -14,8 +14,8 @@ recorder: Scoped[Any] = Scoped("the recorder at work", None)
 
 
 def live(*, grows: bool = False) -> Callable[[Called], Called]:
-    """A function whose work hangs on more than the values of tensors: on a token's position, the number of keys, what a
-    cache holds. A recording calls it anew for every token. It returns a tensor, several, or None; `grows` says that
+    """A function whose work depends on more than the values of tensors: on a token's position, the number of keys, what
+    a cache holds. A recording calls it anew for every token. It returns a tensor, several, or None; `grows` says that
     their shapes differ from token to token."""
 
     def mark(function: Called) -> Called:

@@ -38,8 +38,8 @@ def delta_rule(
     head in [0, 2], erasing never makes the state grow.
 
     log_decay      [B,T,HV] per head, [B,T,HV,K] per channel, or None, which gives bit for bit what zeros give; <= 0,
-                   and -inf forgets all. Per channel `chunked` takes no token's for less than -20 in float32, -80 in
-                   float64.
+                   and -inf forgets all. Per channel `chunked` clamps each token's log-decay at -20 (float32) or -80
+                   (float64).
     beta           [B,T,HV] per head, [B,T,HV,K] per channel of the key that is written; 0 writes nothing.
     scale          default K^-1/2.
     initial_state  [B,HV,K,V]; None is zeros. The state returned is that for the next chunk: float32, or float64 if v is

@@ -39,8 +39,8 @@ def dplr(
     in RWKV-7, where a = -n and b = iclr n with |n| = 1 and iclr in [0, 1].
 
     log_decay      [B,T,HV] per head, [B,T,HV,K] per channel, or None, which gives bit for bit what zeros give; <= 0,
-                   and -inf forgets all but what a reads. Per channel `chunked` takes no token's for less than -20 in
-                   float32, -80 in float64.
+                   and -inf forgets all but what a reads. Per channel `chunked` clamps each token's log-decay at -20
+                   (float32) or -80 (float64).
     a, b           [B,T,H,K], grouped like q and k, or [B,T,HV,K].
     scale          default K^-1/2.
     initial_state  [B,HV,K,V]; None is zeros. The state returned is that for the next chunk: float32, or float64 if v is

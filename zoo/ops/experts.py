@@ -40,7 +40,7 @@ def experts(
     """y [N,D] in x's dtype, from x [N,D] and the stacked matrices gate_up [E,2I,D], gate above up, and down [E,D,I].
 
     chosen, weights [N,k]: the experts of each token, int64, and what their outputs are multiplied by.
-    combine           (gate, up), both [..., I], -> [..., I], number by number.
+    combine           (gate, up), both [..., I], -> [..., I], elementwise.
     gate_up_bias, down_bias  [E,2I] and [E,D], or None.
 
     Raises ValueError where shapes do not fit together.

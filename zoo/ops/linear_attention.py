@@ -39,8 +39,8 @@ def linear_attention(
     is V = 1: HV channels that share one q and k (C and B) of width d_state, with a decay per channel of the key.
 
     log_decay      [B,T,HV] per head, [B,T,HV,K] per channel, or None, which gives bit for bit what zeros give; <= 0,
-                   and -inf forgets all. Per channel `chunked` takes no token's for less than -20 in float32, -80 in
-                   float64.
+                   and -inf forgets all. Per channel `chunked` clamps each token's log-decay at -20 (float32) or -80
+                   (float64).
     bonus          RWKV-6's u: [H,K], shared by the value heads of a key head, or [HV,K]; None reads the state after the
                    token. So a bonus of ones is not None: what it reads has not decayed yet.
     scale          default K^-1/2.

@@ -1,4 +1,4 @@
-"""Branch gates: the formulas by hand, and what sets the kinds apart: whether one branch's weight hangs on another's."""
+"""Branch gates: the formulas by hand, and what tells the kinds apart: does one branch's weight depend on another's?"""
 
 from __future__ import annotations
 

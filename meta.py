@@ -1,0 +1,27 @@
+import torch
+q=torch.empty(2,20,4,64,device="meta",dtype=torch.bfloat16,requires_grad=True)
+k=torch.empty(2,20,2,64,device="meta",dtype=torch.bfloat16,requires_grad=True)
+o=torch.ops.aten._flash_attention_forward(q,k,k,None,None,20,20,0.0,True,False,scale=.1,window_size_left=3,window_size_right=0)
+print([x if not isinstance(x,torch.Tensor) else (x.shape,x.dtype,x.requires_grad) for x in o])
+g=torch.autograd.grad(o[0].sum(),[q,k]); print([x.shape for x in g])
+b=torch.ops.aten._flash_attention_backward(q,q,k,k,o[0],o[1],None,None,20,20,0.0,True,o[2],o[2].new_empty(0),scale=.1,window_size_left=3,window_size_right=0)
+print([x.shape for x in b])
+cu=torch.empty(4,device="meta",dtype=torch.int32)
+o=torch.ops.aten._flash_attention_forward(q[0],k[0],k[0],cu,cu,20,20,0.0,True,False,scale=.1)
+print([(x.shape,x.dtype) for x in o])
+g=torch.autograd.grad(o[0].sum(),[q,k]); print([x.shape for x in g])
+# autograd through CPU impl
+lib=torch.library.Library("aten","IMPL")
+def fwd(q,k,v,cq,ck,mq,mk,p,c,r,*,scale=None,window_size_left=None,window_size_right=None,seqused_k=None,alibi_slopes=None,block_table=None,num_splits=None):
+    print("fwd",q.shape,cq,mq,c,scale,window_size_left,window_size_right)
+    return q*2, q.new_zeros(2,4,20,dtype=torch.float32), torch.zeros(2,dtype=torch.uint64), torch.zeros(0,dtype=torch.uint64), q.new_zeros(0)
+def bwd(g,q,k,v,o,l,cq,ck,mq,mk,p,c,r,u,*,scale=None,window_size_left=None,window_size_right=None):
+    print("bwd",cq,mq,c,scale,window_size_left,r.dtype,u.dtype); return torch.empty_like(q),torch.empty_like(k),torch.empty_like(v)
+lib.impl("_flash_attention_forward",fwd,"CPU"); lib.impl("_flash_attention_backward",bwd,"CPU")
+q=torch.randn(2,20,4,64,requires_grad=True);k=torch.randn(2,20,2,64)
+o=torch.ops.aten._flash_attention_forward(q,k,k,None,None,20,20,0.0,True,False,scale=.1,window_size_left=3,window_size_right=0)
+torch.autograd.grad(o[0].sum(),q)
+lib._destroy()
+try: torch.ops.aten._flash_attention_forward(q,k,k,None,None,20,20,0.0,True,False)
+except Exception as e: print(type(e),str(e)[:100])
+print(torch.backends.cuda.is_flash_attention_available(), torch.__version__)
