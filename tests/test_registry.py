@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,6 +218,27 @@ for module in ("torch", "lightning", "fla", "transformers", "numpy"):
     assert module not in sys.modules, module
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+def test_every_subpackage_is_an_attribute_and_found_by_completion() -> None:
+    packages = [each.name for each in pkgutil.iter_modules(zoo.__path__) if each.ispkg]
+    code = f"""
+import zoo
+packages = {packages!r}
+assert set(packages) <= set(dir(zoo)), set(packages) - set(dir(zoo))
+assert {{"load", "Stack", "named_gates", "list"}} <= set(dir(zoo))
+for name in dir(zoo):
+    getattr(zoo, name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+def test_a_star_import_leaves_the_builtins_alone() -> None:
+    names: dict[str, object] = {}
+    exec("from zoo import *", names)
+    del names["__builtins__"]
+    assert {"Stack", "load", "named_gates"} <= names.keys()
+    assert not names.keys() & vars(builtins).keys()
 
 
 def test_recipe_error_is_a_value_error() -> None:
