@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import Callback
 
 from tests.train import toy
 from zoo.registry import RecipeError
-from zoo.train import LanguageModule
+from zoo.train import LanguageModule, nats
 
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
 
@@ -163,6 +163,51 @@ def test_predict_gives_the_loss_of_every_target(tmp_path: Path) -> None:
         assert one["nats"].shape == batch["labels"].shape
         assert ((one["nats"] != 0) == (batch["labels"] != -100)).all()
         torch.testing.assert_close(one["nats"].sum() / parts["n_targets"], loss.detach())
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_predict_knows_padding_and_the_default_labels(labelled: bool) -> None:
+    module = toy.module()
+    module.configure_model()
+    given = toy.batch(3, rows=3)
+    tokens, labels = given["tokens"], given["labels"]
+    mask = torch.ones_like(tokens)
+    mask[0, :5], mask[2, 9:] = 0, 0  # left and right
+    batch = {"tokens": tokens, "attention_mask": mask} | ({"labels": labels} if labelled else {})
+    found = module.predict_step(batch, 0)
+    loss, parts = module.stack.loss(tokens, batch.get("labels"), attention_mask=mask)
+    torch.testing.assert_close(found["nats"].sum() / parts["n_targets"], loss.detach())
+    assert found["labels"].shape == found["nats"].shape == tokens.shape
+    assert torch.equal(found["labels"] != -100, found["nats"] != 0)
+    assert int((found["labels"] != -100).sum()) == parts["n_targets"]
+    if not labelled:
+        assert torch.equal(found["labels"][0, 5:-1], tokens[0, 6:])
+    alone = module.predict_step({"tokens": tokens[:1, 5:], "labels": found["labels"][:1, 5:]}, 0)
+    torch.testing.assert_close(found["nats"][:1, 5:], alone["nats"])
+
+
+def test_predict_takes_the_next_token_of_the_same_document() -> None:
+    module = toy.module()
+    module.configure_model()
+    tokens = toy.batch(3, rows=1)["tokens"]
+    found = module.predict_step({"tokens": tokens, "cu_seqlens": torch.tensor([0, 5, 12])}, 0)
+    assert (found["labels"][0] == -100).nonzero().flatten().tolist() == [4, 11]
+    assert torch.equal(found["labels"][0, :4], tokens[0, 1:5])
+
+
+def test_predict_holds_some_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = toy.module()
+    module.configure_model()
+    head, seen = module.stack.head, []
+    compute = head.forward
+    monkeypatch.setattr(nats, "HELD", 5 * toy.VOCAB)
+    monkeypatch.setattr(head, "forward", lambda hidden: seen.append(len(hidden)) or compute(hidden))
+    batch = toy.batch(3, rows=2)
+    few = module.predict_step(batch, 0)
+    assert seen == [5, 5, 5, 5, 4]
+    monkeypatch.undo()
+    torch.testing.assert_close(few["nats"], module.predict_step(batch, 0)["nats"])
+    assert "forward" not in head.__dict__
 
 
 def test_no_held_out_data_is_no_fault(tmp_path: Path) -> None:

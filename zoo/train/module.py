@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,6 +18,7 @@ from zoo.recipe import load_stack_config, read_recipe
 from zoo.registry import RecipeError
 from zoo.stack import Stack
 from zoo.train._plain import construct, find_class, plain
+from zoo.train.nats import nats_of
 from zoo.train.nonfinite import NonFiniteError, explain
 from zoo.train.optim import build_optimizer, describe_groups
 from zoo.train.routing import PREFIX, Routing
@@ -230,12 +230,11 @@ class LanguageModule(lightning.LightningModule):
         self._measure(batch, self.test_metrics, "test")
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
-        """The batch's `tokens`, `labels` (and `cu_seqlens`), and `nats` [B,T]: the cross-entropy of each label, 0 where
-        there is none."""
-        logits = self.stack(batch["tokens"], cu_seqlens=batch.get("cu_seqlens"))
-        nats = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten(), reduction="none")
-        kept = {key: batch[key] for key in ("tokens", "labels", "cu_seqlens") if key in batch}
-        return {**kept, "nats": nats.view_as(batch["labels"])}
+        """The batch's `tokens` (and `cu_seqlens`, `attention_mask`), `labels` [B,T], which the batch gives or which are
+        the next tokens, and `nats` [B,T]: the cross-entropy of each label, 0 where there is none."""
+        layout = {name: batch[name] for name in ("cu_seqlens", "attention_mask") if batch.get(name) is not None}
+        nats, labels = nats_of(self.stack, batch["tokens"], batch.get("labels"), **layout)
+        return {"tokens": batch["tokens"], "labels": labels, **layout, "nats": nats}
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.optimizer_spec, self.stack)
