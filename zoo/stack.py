@@ -17,7 +17,7 @@ from zoo.config import StackConfig
 from zoo.multi_token import MultiToken
 from zoo.nn import Linear, make_norm
 from zoo.nn.changes import note_change
-from zoo.nn.cross_entropy import cross_entropy, rows_at_once
+from zoo.nn.cross_entropy import cross_entropy, rows_at_once, token_nats
 from zoo.nn.sampling import sample
 from zoo.nn.unfilled import Unfilled
 from zoo.ops._dispatch import chooses_freely
@@ -200,13 +200,7 @@ class Stack(nn.Module):
         """
         ledger = Ledger()
         entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask, ledger=ledger)
-        if labels is None:
-            targets = _from_the_next(entry.enter(tokens), entry.layout)
-        else:
-            if labels.shape != tokens.shape:
-                raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
-            targets = entry.enter(labels)
-            self._check_tokens("labels", targets, none=-100)
+        targets = self._targets(entry, tokens, labels)
         total, n_targets = self._cross_entropy(self.norm(hidden), targets)
         mean = total / n_targets.clamp_min(1)
         if self.multi_token is not None and self.config.multi_token is not None:
@@ -223,9 +217,36 @@ class Stack(nn.Module):
         statistics = {f"router/{layer}": seen for layer, seen in ledger.statistics.items()}
         return loss, {"cross_entropy": mean.detach(), "n_targets": n_targets, **added, **statistics}
 
+    def _targets(self, entry: Entry, tokens: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is None:
+            return _from_the_next(entry.enter(tokens), entry.layout)
+        if labels.shape != tokens.shape:
+            raise ValueError(f"labels: expected {tuple(tokens.shape)} like tokens, found {tuple(labels.shape)}")
+        targets = entry.enter(labels)
+        self._check_tokens("labels", targets, none=-100)
+        return targets
+
     def _cross_entropy(self, normed: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The sum over the targets that are none of -100, and their number."""
         return cross_entropy(normed.flatten(0, 1), self.head.weight, targets.flatten().long())
+
+    @torch.no_grad()
+    def nats(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """-log p(label) of every position [B,T], float32 or better, 0 where there is no label; and the labels [B,T],
+        -100 for none. Arguments as for `loss`. Logits are held some at a time."""
+        entry, hidden = self._hidden(tokens, cu_seqlens, attention_mask)
+        targets = self._targets(entry, tokens, labels)
+        rows = rows_at_once(self.head.weight)
+        pairs = zip(self.norm(hidden).flatten(0, 1).split(rows), targets.flatten().long().split(rows), strict=True)
+        found = torch.cat([token_nats(self.head(some), wanted) for some, wanted in pairs])
+        # what leaves is zero where there is padding
+        return entry.leave(found.view(targets.shape)), entry.leave(targets + 100) - 100
 
     @torch.no_grad()
     def answers(

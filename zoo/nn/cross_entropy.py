@@ -46,6 +46,12 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | 
     return total, seen.sum()
 
 
+def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(z)[target] [M], float32 or better, 0 for a target of -100. logits [M,V], targets [M]."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
 def _formula(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     logits = F.linear(hidden, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

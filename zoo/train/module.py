@@ -18,7 +18,6 @@ from zoo.recipe import load_stack_config, read_recipe
 from zoo.registry import RecipeError
 from zoo.stack import Stack
 from zoo.train._plain import construct, find_class, plain
-from zoo.train.nats import nats_of
 from zoo.train.nonfinite import NonFiniteError, explain
 from zoo.train.optim import build_optimizer, describe_groups
 from zoo.train.routing import PREFIX, Routing
@@ -233,7 +232,7 @@ class LanguageModule(lightning.LightningModule):
         """The batch's `tokens` (and `cu_seqlens`, `attention_mask`), `labels` [B,T], which the batch gives or which are
         the next tokens, and `nats` [B,T]: the cross-entropy of each label, 0 where there is none."""
         layout = {name: batch[name] for name in ("cu_seqlens", "attention_mask") if batch.get(name) is not None}
-        nats, labels = nats_of(self.stack, batch["tokens"], batch.get("labels"), **layout)
+        nats, labels = self.stack.nats(batch["tokens"], batch.get("labels"), **layout)
         return {"tokens": batch["tokens"], "labels": labels, **layout, "nats": nats}
 
     def configure_optimizers(self) -> Any:

@@ -39,7 +39,8 @@ def shard(lm: Stack, mesh: DeviceMesh, device: torch.device) -> Stack:
     for block in (*lm.layers, *extra):
         fully_shard(block, mesh=axis, mp_policy=rest)
     fully_shard(lm, mesh=axis, mp_policy=rest)
-    register_fsdp_forward_method(lm, "loss")
+    for method in ("loss", "nats", "answers"):
+        register_fsdp_forward_method(lm, method)
     # no part writes into what another gave, which is what torch warns of where a unit's output is a view
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view")
     with _own_draws(device), implicit_replication():  # a start that is worked out is whole on every process
