@@ -16,6 +16,7 @@ from zoo.compare.protocol import Entry
 from zoo.compare.report import write_report
 from zoo.compare.report.rows import span
 from zoo.compare.results import collect
+from zoo.compare.speedup import NOT_SHOWN
 from zoo.compare.tasks import summarize
 from zoo.recipe import Recipe
 
@@ -46,6 +47,7 @@ class Made:
                 "loss": loss,
                 "bpb": loss / 2,
                 "tokens": 10_000,
+                "steps": 10,
                 "test_tokens": 99,
                 "curve": curve,
                 "by_position": places,
@@ -96,26 +98,27 @@ def results(losses: dict[str, list[float | None]], slow: float = 1.0) -> dict[st
 
 
 def test_a_summary() -> None:
-    found = results({"a": [1.0, 1.1, 1.2], "b": [0.9, 1.01, 1.1], "c": [1.3, None, None]}, slow=2.0)
+    found = results({"a": [1.0, 1.1, 1.2], "b": [0.95, 1.055, 1.15], "c": [1.3, None, None]}, slow=2.0)
     a, b, c = found["summary"]
     assert a["diff_to_first"] == 0
-    assert a["effective_speedup"] == pytest.approx(1.0)
-    assert not a["excludes_zero"]
-    assert b["diff_to_first"] == pytest.approx(-0.0967, abs=1e-4)
-    assert b["excludes_zero"]
+    assert (a["effective_speedup"], a["shown"]) == (None, False)
+    assert b["diff_to_first"] == pytest.approx(-0.0483, abs=1e-4)
+    assert b["shown"]
     assert b["effective_speedup"] == pytest.approx(b["effective_speedup_time"])
-    assert (c["runs"], c["ci95"], c["excludes_zero"]) == (1, None, False)
+    assert (c["runs"], c["ci95"], c["shown"], c["no_speedup"]) == (1, None, False, NOT_SHOWN)
     assert [run["status"] for run in found["runs"]] == ["done"] * 7 + ["failed"] * 2
 
 
 def test_the_report_says_what_was_found(tmp_path: Path) -> None:
-    found = results({"a": [1.0, 1.1, 1.2], "b|<i>": [0.9, 1.01, 1.1], "c": [None, None, None], "d": [1.0, 1.2, 1.1]})
+    found = results({"a": [1.0, 1.1, 1.2], "b|<i>": [0.95, 1.055, 1.15], "c": [None, None, None], "d": [1.0, 1.2, 1.1]})
     write_report(tmp_path, found)
     text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
     start = text[: text.index("## Learning curves")]
     assert "nats lower than a, more than seeds explain." in start
     assert "no more than seeds explain: a difference was not shown" in start
     assert "c: no run to set beside one of a." in start
+    assert f"No speedup is given: d ({NOT_SHOWN})." in start
+    assert "held to 95% together (Holm)" in start
     assert "3 of 12 runs have no result" in start
     assert "it burnt" in text
     for name in re.findall(r"\(figures/([\w-]+\.svg)\)", text):
@@ -191,10 +194,10 @@ def test_results_without_a_single_run(tmp_path: Path) -> None:
     assert "no run to set beside one of a" in (tmp_path / "report.md").read_text()
 
 
-def test_a_speedup_is_not_told_beyond_what_it_can_be() -> None:
+def test_a_number_with_the_ends_of_its_interval() -> None:
     assert span(1.5, None) == "1.50"
     assert span(1.5, (1.2, 1.9)) == "1.50 (1.20 to 1.90)"
-    assert span(0.07, (1e-9, 8e18)) == "0.07 (below 0.01 to over 100)"
+    assert span(None, None) == "-"
 
 
 @pytest.mark.parametrize("log", [False, True])

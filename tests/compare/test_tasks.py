@@ -122,9 +122,9 @@ def test_a_summary_is_paired_by_seed() -> None:
     assert (b["runs"], b["token_accuracy"], b["exact_match"]) == (2, pytest.approx(0.7), pytest.approx(0.35))
     assert b["diff_to_first"] == pytest.approx(0.1)
     assert b["diff_ci95"] == pytest.approx(0, abs=1e-9), "what both have in common does not widen it"
-    assert b["excludes_zero"]
+    assert b["shown"]
     c = rows["c", ALL]
-    assert (c["diff_to_first"], c["token_accuracy_ci95"], c["excludes_zero"]) == (None, None, None)
+    assert (c["diff_to_first"], c["token_accuracy_ci95"], c["shown"]) == (None, None, None)
 
 
 def test_runs_on_tasks_that_failed_are_kept() -> None:

@@ -2,23 +2,23 @@
 
 runs      a row each: recipe, seed, lr, status, reason, params, tokens, loss, bpb, and all that `measure` has found
 summary   a row for each recipe: recipe, runs, mean and ci95 (of the test loss), bpb and bpb_ci95, diff_to_first and
-          diff_ci95 (paired by seed), excludes_zero, effective_speedup and its speedup_ci95 in FLOPs, and
-          effective_speedup_time, params, active, flops_per_token, tokens_per_s, peak_bytes; None where too few runs
-          are done
+          diff_ci95 (paired by seed), shown (of all differences together, `statistics.holm`), effective_speedup in FLOPs
+          and effective_speedup_time, each with _ci95, or no_speedup, why there is none (`zoo.compare.speedup`),
+          params, active, flops_per_token, tokens_per_s, peak_bytes; None where too few runs are done
 task_runs a row for each recipe, seed and task beside: recipe, seed, task, status, reason, and steps and accuracies
 tasks     what the accuracies come to, of task_runs, and of runs that train on a task: `zoo.compare.tasks.summarize`
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo.compare.protocol import Entry
 from zoo.compare.runs import Run
-from zoo.compare.statistics import fit_curve, half_width, interval, paired, speedup
+from zoo.compare.speedup import speedup, steps_at_one_rate
+from zoo.compare.statistics import half_width, interval, to_first
 from zoo.compare.tasks import summarize
 
 Row = dict[str, Any]
@@ -31,12 +31,11 @@ def collect(entries: Sequence[Entry], runs: Sequence[Run], beside: Sequence[Run]
         entry.name: {row["seed"]: row for row in rows if row["recipe"] == entry.name and row["status"] == "done"}
         for entry in entries
     }
-    first = finished[entries[0].name]
     asked = [_task_row(run) for run in beside]
     answered = [row for row in (*rows, *asked) if "accuracies" in row]
     return {
         "runs": rows,
-        "summary": [_summary(entry.name, finished[entry.name], first) for entry in entries],
+        "summary": _summaries(finished, steps_at_one_rate(entries[0].recipe)),
         "task_runs": asked,
         "tasks": summarize([entry.name for entry in entries], answered),
     }
@@ -61,53 +60,36 @@ def _outcome(run: Run) -> Row:
     return {"status": "failed" if failure is not None else "unfinished", "reason": failure}
 
 
-def _summary(name: str, own: dict[int, Row], first: dict[int, Row]) -> Row:
+def _summaries(finished: Mapping[str, dict[int, Row]], steps: range | None) -> list[Row]:
+    """A row for each recipe, of its runs by seed; `steps` are those at one learning rate."""
+    first, *others = finished
+    losses = {name: {seed: run["loss"] for seed, run in own.items()} for name, own in finished.items()}
+    differences = to_first(losses)
+    rows = []
+    for name, own in finished.items():
+        row = _summary(name, own) | differences.get(name, {})
+        if name in others and name in differences:
+            pairs = [(finished[first][seed], own[seed]) for seed in sorted(own.keys() & finished[first].keys())]
+            row |= speedup(pairs, row["diff_to_first"], row["shown"], steps)
+        rows.append(row)
+    return rows
+
+
+def _summary(name: str, own: dict[int, Row]) -> Row:
+    """What a recipe's runs come to by themselves; of the rest, None."""
+    compared = ("diff_to_first", "diff_ci95", "shown", "effective_speedup", "no_speedup")
     if not own:
-        return {"recipe": name, "runs": 0, **dict.fromkeys(("mean", "ci95", "diff_to_first", "effective_speedup"))}
+        return {"recipe": name, "runs": 0, **dict.fromkeys(("mean", "ci95", *compared))}
     seeds = sorted(own)
-    common = [seed for seed in seeds if seed in first]
     some = own[seeds[0]]
     loss = interval([own[seed]["loss"] for seed in seeds])
     row: Row = {"recipe": name, "runs": len(seeds), "mean": loss.mean, "ci95": half_width(loss)}
     if all(own[seed]["bpb"] is not None for seed in seeds):
         bpb = interval([own[seed]["bpb"] for seed in seeds])
         row |= {"bpb": bpb.mean, "bpb_ci95": half_width(bpb)}
-    row |= dict.fromkeys(("diff_to_first", "diff_ci95", "excludes_zero", "effective_speedup", "speedup_ci95"))
-    if common:
-        gap = paired([first[seed]["loss"] for seed in common], [own[seed]["loss"] for seed in common])
-        row |= {
-            "diff_to_first": gap.mean,
-            "diff_ci95": half_width(gap),
-            "excludes_zero": gap.n > 1 and gap.excludes_zero,
-        }
-        row |= _speedups([(first[seed], own[seed]) for seed in common])
+    row |= dict.fromkeys(compared)
     row |= {"params": some["params"], "active": some["sizes"]["active"], "flops_per_token": some["flops_per_token"]}
     for name in ("tokens_per_s", "peak_bytes"):
         known = [own[seed][name] for seed in seeds if own[seed].get(name) is not None]
         row[name] = statistics.median(known) if known else None
     return row
-
-
-def _speedups(pairs: Sequence[tuple[Row, Row]]) -> Row:
-    """Of each seed's variant over the same seed's baseline; mean and interval of the logarithm."""
-    logs: dict[str, list[float]] = {"effective_speedup": [], "effective_speedup_time": []}
-    for base, own in pairs:
-        try:
-            curve = fit_curve(*zip(*base["curve"], strict=True))
-        except (ValueError, TypeError):  # a curve too short, or one that does not fall, says nothing
-            continue
-        tokens, loss = own["curve"][-1]
-        logs["effective_speedup"].append(
-            math.log(speedup(curve, base["flops_per_token"], loss, tokens, own["flops_per_token"]))
-        )
-        if base["tokens_per_s"] and own["tokens_per_s"]:
-            taken = speedup(curve, 1 / base["tokens_per_s"], loss, tokens, 1 / own["tokens_per_s"])
-            logs["effective_speedup_time"].append(math.log(taken))
-    found: Row = {}
-    for name, values in logs.items():
-        if values:
-            each = interval(values)
-            found[name] = math.exp(each.mean)
-            if name == "effective_speedup" and each.n > 1:
-                found["speedup_ci95"] = [math.exp(end) for end in each.ends]
-    return found

@@ -2,25 +2,25 @@
 
 interval      mean ± t(n - 1) s / √n, the 95% interval of a mean of n values (Student 1908)
 paired        the interval of the differences between two architectures, seed by seed
+holm          which of several differences are shown, all of them together at 95% (Holm 1979)
 spike score   share of steps whose value lies more than 7 robust standard deviations above the median of the 128
               steps before (a form of OLMo 2's score, arXiv:2501.00656, section 3, which takes mean and deviation
               of 1000: a spike would hide itself in them, and runs here are short)
-speedup       what the baseline spends until it has the variant's loss, over what the variant has spent. The
-              baseline's losses are fitted by L(x) = E + A x^-α of the tokens x and shifted to go through its last,
-              so that against itself a baseline has exactly 1.
+curve         L(x) = E + A x^-α of the tokens x, by least squares
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 WINDOW, SIGMAS = 128, 7.0
-FARTHEST = 100.0
-"""A fitted curve says nothing about a hundred times its length: a speedup is cut off there."""
+LEAST = 4
+"""Points that three parameters are fitted to at least."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,36 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 def student_t(freedom: int, share: float = 0.95) -> float:
     """t such that |T| <= t with probability `share`, T of Student's distribution: by summing up its density."""
-    edges = np.linspace(0.0, np.pi / 2, 20001)  # t = √freedom tan(angle): the density is cos(angle)^(freedom - 1)
+    angles, mass = _student(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp(share, mass, angles)))
+
+
+def _student(freedom: int) -> tuple[np.ndarray, np.ndarray]:
+    """Angles, and the mass of |T| <= t = √freedom tan(angle): there the density is cos(angle)^(freedom - 1)."""
+    edges = np.linspace(0.0, np.pi / 2, 20001)
     mass = np.cumsum(np.cos((edges[:-1] + edges[1:]) / 2) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], edges[1:])))
+    return edges, np.concatenate(([0.0], mass / mass[-1]))
+
+
+def p_value(found: Interval) -> float:
+    """How likely a mean that far from zero or farther is by chance, of values about zero. NaN for one value alone."""
+    if found.n == 1 or found.half == 0:
+        return math.nan if found.n == 1 else float(found.mean == 0)
+    angles, mass = _student(found.n - 1)
+    t = student_t(found.n - 1) * abs(found.mean) / found.half
+    return 1 - float(np.interp(math.atan(t / math.sqrt(found.n - 1)), angles, mass))
+
+
+def holm(found: Sequence[Interval], level: float = 0.05) -> list[bool]:
+    """Which means differ from zero, so that the chance of a single false one among them is at most `level`: the least p
+    is held to level / n, the next to level / (n - 1), ... up to the first that fails. One value alone shows nothing."""
+    order = sorted((p, at) for at, p in enumerate(map(p_value, found)) if not math.isnan(p))
+    shown = [False] * len(found)
+    for rank, (p, at) in enumerate(order):
+        if p > level / (len(order) - rank):
+            break
+        shown[at] = True
+    return shown
 
 
 def spikes(values: Sequence[float], window: int = WINDOW, sigmas: float = SIGMAS) -> list[int]:
@@ -83,52 +110,53 @@ def spikes(values: Sequence[float], window: int = WINDOW, sigmas: float = SIGMAS
     return found
 
 
+def to_first(values: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, Any]]:
+    """{diff_to_first, diff_ci95, shown} of the recipes {name: {seed: value}} that share a seed with the first: paired
+    by seed, and shown of all recipes together, by `holm`."""
+    base, *others = values
+    gaps = {}
+    for name, own in values.items():
+        if common := sorted(own.keys() & values[base].keys()):
+            gaps[name] = paired(*([side[seed] for seed in common] for side in (values[base], own)))
+    compared = [name for name in others if name in gaps]
+    shown = dict(zip(compared, holm([gaps[name] for name in compared]), strict=True))
+    return {
+        name: {"diff_to_first": gap.mean, "diff_ci95": half_width(gap), "shown": shown.get(name, False)}
+        for name, gap in gaps.items()
+    }
+
+
 @dataclass(frozen=True)
 class Curve:
-    """L(x) = E + A x^-α, through the last of the losses that it was fitted to."""
+    """L(x) = E + A x^-α."""
 
     floor: float
     factor: float
     power: float
-    last: float
 
     def __call__(self, x: float) -> float:
         return self.floor + self.factor * x**-self.power
 
     def reaches(self, loss: float) -> float:
-        """The x at which the curve comes down to a loss: at most FARTHEST times the last x of the fit."""
-        farthest = FARTHEST * self.last
-        if loss <= self(farthest):
-            return farthest
-        return min(farthest, ((loss - self.floor) / self.factor) ** (-1 / self.power))
+        """Where the curve comes down to a loss; never to its floor."""
+        return math.inf if loss <= self.floor else ((loss - self.floor) / self.factor) ** (-1 / self.power)
 
 
 def fit_curve(x: Sequence[float], losses: Sequence[float]) -> Curve:
-    """Least squares over the second half of a curve (its start is warm-up): for each E of a grid below the least loss
-    the line through log(L - E) against log x. ValueError for fewer than four points, or losses that do not fall."""
+    """For each E of a grid below the least loss the line through log(L - E) against log x. ValueError for fewer than
+    LEAST points, or losses that do not fall."""
     xs, ys = np.asarray(x, dtype=float), np.asarray(losses, dtype=float)
-    if len(xs) < 4 or not np.isfinite(ys).all():
-        raise ValueError(f"a curve needs at least four finite losses, found {len(xs)}")
-    late = slice(len(xs) // 2 if len(xs) >= 8 else 0, None)
-    xs, ys = xs[late], ys[late]
-    least = ys.min()
-    best: tuple[float, float, float, float] | None = None
-    for share in np.linspace(0.0, 0.98, 50):
-        floor = share * least
-        slope, start = np.polyfit(np.log(xs), np.log(ys - floor), 1)
+    if len(xs) < LEAST or not np.isfinite(ys).all():
+        raise ValueError(f"a curve needs at least {LEAST} finite losses, found {len(xs)}")
+    best: tuple[float, Curve] | None = None
+    for share in np.linspace(0.0, 0.98, 50).tolist():
+        floor = share * float(ys.min())
+        slope, start = map(float, np.polyfit(np.log(xs), np.log(ys - floor), 1))
         if slope >= 0:
             continue
         error = float(np.square(floor + np.exp(start) * xs**slope - ys).sum())
         if best is None or error < best[0]:
-            best = error, floor, math.exp(start), -slope
+            best = error, Curve(floor, math.exp(start), -slope)
     if best is None:
         raise ValueError("the losses do not fall")
-    _, floor, factor, power = best
-    shift = float(ys[-1]) - (floor + factor * float(xs[-1]) ** -power)
-    return Curve(floor + shift, factor, power, float(xs[-1]))
-
-
-def speedup(baseline: Curve, baseline_cost: float, loss: float, tokens: float, cost: float) -> float:
-    """The baseline's tokens until it has `loss` · its cost a token, over the variant's tokens · its cost: of seconds or
-    FLOPs."""
-    return baseline.reaches(loss) * baseline_cost / (tokens * cost)
+    return best[1]

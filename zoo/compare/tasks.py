@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from zoo.compare.statistics import half_width, interval, paired
+from zoo.compare.statistics import half_width, interval, to_first
 from zoo.data.windows import Batch
 from zoo.metrics import ExactMatch, TokenAccuracy
 from zoo.recipe import Recipe, load_stack_config, read_recipe
@@ -90,8 +90,8 @@ def accuracies(lm: Stack, batches: Iterable[Batch]) -> list[Row]:
 
 def summarize(names: Sequence[str], runs: Sequence[Row]) -> list[Row]:
     """Of the runs {task, recipe, seed, accuracies} that came to an end, rows {task, recipe, cell, runs, exact_match,
-    exact_match_ci95, token_accuracy, token_accuracy_ci95, diff_to_first, diff_ci95, excludes_zero}; the difference is
-    that of the token accuracy, paired by seed."""
+    exact_match_ci95, token_accuracy, token_accuracy_ci95, diff_to_first, diff_ci95, shown}; the difference is that of
+    the token accuracy, cell by cell as `statistics.to_first` has it."""
     tasks = dict.fromkeys(run["task"] for run in runs)
     return [row for task in tasks for row in _of_task(task, names, [run for run in runs if run["task"] == task])]
 
@@ -102,17 +102,16 @@ def _of_task(task: str, names: Sequence[str], runs: Sequence[Row]) -> Iterator[R
         for name in names
     }
     cells = dict.fromkeys(row["cell"] for run in runs for row in run["accuracies"])
-    first = found[names[0]]
+    right = {
+        cell: {name: {seed: at[cell]["token_accuracy"] for seed, at in own.items()} for name, own in found.items()}
+        for cell in cells
+    }
+    differences = {cell: to_first(values) for cell, values in right.items()}
     for name, own in found.items():
-        common = sorted(own.keys() & first.keys())
         for cell in cells if own else ():
             row: Row = {"task": task, "recipe": name, "cell": cell, "runs": len(own)}
             for what in ("exact_match", "token_accuracy"):
                 each = interval([at[cell][what] for at in own.values()])
                 row |= {what: each.mean, f"{what}_ci95": half_width(each)}
-            row |= dict.fromkeys(("diff_to_first", "diff_ci95", "excludes_zero"))
-            if common:
-                gap = paired(*([side[seed][cell]["token_accuracy"] for seed in common] for side in (first, own)))
-                row |= {"diff_to_first": gap.mean, "diff_ci95": half_width(gap)}
-                row["excludes_zero"] = gap.n > 1 and gap.excludes_zero
-            yield row
+            none = dict.fromkeys(("diff_to_first", "diff_ci95", "shown"))
+            yield row | differences[cell].get(name, none)

@@ -5,7 +5,7 @@ MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimiz
 Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit, by `default_callbacks`
 GateStatistics, AttentionStatistics                   so are these: gates.csv and attention.csv
 MetricsCSV                                            the default logger
-check_run_folder, data_module, find_checkpoint, quiet for the command line
+check_run_folder, data_module, find_checkpoint, quiet for the command line; rate_factors for comparisons
 """
 
 from zoo.train._plain import data_module
@@ -23,7 +23,7 @@ from zoo.train.progress import StepProgress
 from zoo.train.quiet import quiet
 from zoo.train.run_folder import RunFolder, check_run_folder
 from zoo.train.sample import Sample
-from zoo.train.schedule import WarmupCosine, WarmupStableDecay
+from zoo.train.schedule import WarmupCosine, WarmupStableDecay, rate_factors
 from zoo.train.weights import check_fits, find_checkpoint, read_weights
 
 __all__ = [
@@ -50,5 +50,6 @@ __all__ = [
     "find_checkpoint",
     "parameter_groups",
     "quiet",
+    "rate_factors",
     "read_weights",
 ]

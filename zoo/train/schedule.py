@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from zoo.registry import RecipeError
+from zoo.train._plain import construct
 
 PLACE = "lr_scheduler"
 
@@ -59,6 +62,20 @@ class WarmupStableDecay(LambdaLR):
             return min((step + 1) / max(1, warmup_steps), final + (1 - final) * left)
 
         super().__init__(optimizer, factor)
+
+
+def rate_factors(spec: Any, steps: int) -> list[float]:
+    """The factor of each step of a run by the schedule `{class_path, init_args}`; None is a constant rate."""
+    if spec is None:
+        return [1.0] * steps
+    optimizer = SGD([torch.zeros(1)], lr=1.0)
+    schedule = construct(spec, LRScheduler, PLACE, optimizer, total_steps=steps)
+    factors = []
+    for _ in range(steps):
+        factors.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return factors
 
 
 def _checked(warmup_steps: int, total_steps: int | None, final: float) -> int:

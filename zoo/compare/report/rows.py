@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.compare.document import Figure
 from zoo.compare.plot import Line, chart
-from zoo.compare.statistics import FARTHEST, interval
+from zoo.compare.statistics import interval
 
 Row = dict[str, Any]
 
@@ -63,9 +63,7 @@ def spread(mean: float | None, half: float | None, sign: bool = False) -> str:
 
 
 def span(value: float | None, ends: Sequence[float] | None) -> str:
-    """A speedup with its interval, whose ends are not told beyond what a speedup can be."""
+    """A number with the ends of its interval."""
     if value is None or ends is None:
         return "-" if value is None else f"{value:.2f}"
-    low = f"{ends[0]:.2f}" if ends[0] * FARTHEST >= 1 else f"below {1 / FARTHEST:.2f}"
-    high = f"{ends[1]:.2f}" if ends[1] <= FARTHEST else f"over {FARTHEST:.0f}"
-    return f"{value:.2f} ({low} to {high})"
+    return f"{value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zoo.compare.document import Block, Paragraph, Table
 from zoo.compare.report.rows import Row, number, span, spread
@@ -30,13 +30,25 @@ def verdict(results: Row) -> Iterator[Block]:
     yield Table(titles, [_summary_row(row, row is first) for row in results["summary"]])
     yield Paragraph(
         "Means with 95% intervals over seeds (Student's t) of the loss on what is held out for the test; differences "
-        "are paired by seed. Speedup: what the first recipe would need, by the curve fitted to its own validation "
-        "losses, to come to the recipe's last one, over what the recipe has used; the first has 1 against itself."
+        "are paired by seed, and those of one table are held to 95% together (Holm): one whose own interval just "
+        "excludes zero may not be shown. Speedup: what the first recipe would need for the recipe's loss, over what "
+        "the recipe has used, by a curve fitted to the validation losses at one learning rate, before it falls."
     )
+    if without := _without_speedup(others):
+        yield Paragraph(f"No speedup is given: {without}.")
     runs = [*results["runs"], *results["task_runs"]]
     failed = [run for run in runs if run["status"] != "done"]
     if failed:
         yield Paragraph(f"{len(failed)} of {len(runs)} runs have no result and count nowhere: see Runs.")
+
+
+def _without_speedup(rows: Sequence[Row]) -> str:
+    """The reasons, each with those that it holds of."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("no_speedup"):
+            reasons.setdefault(row["no_speedup"], []).append(row["recipe"])
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
 
 
 def _sentence(row: Row, first: Row) -> str:
@@ -62,9 +74,7 @@ def _task_sentence(row: Row, first: Row) -> str:
 
 
 def _beyond_chance(row: Row) -> str:
-    return (
-        "more than seeds explain" if row["excludes_zero"] else "no more than seeds explain: a difference was not shown"
-    )
+    return "more than seeds explain" if row["shown"] else "no more than seeds explain: a difference was not shown"
 
 
 def _summary_row(row: Row, first: bool) -> list[str]:
@@ -74,7 +84,7 @@ def _summary_row(row: Row, first: bool) -> list[str]:
         spread(row.get("mean"), row.get("ci95")),
         spread(row.get("bpb"), row.get("bpb_ci95")),
         "-" if first else spread(row.get("diff_to_first"), row.get("diff_ci95"), sign=True),
-        span(row.get("effective_speedup"), row.get("speedup_ci95")),
-        number(row.get("effective_speedup_time"), ".2f"),
+        span(row.get("effective_speedup"), row.get("effective_speedup_ci95")),
+        span(row.get("effective_speedup_time"), row.get("effective_speedup_time_ci95")),
         number(row.get("params"), ",d"),
     ]
