@@ -152,6 +152,16 @@ def test_the_users_logger_and_callback_stand_beside_ours(zoo, recipe: Path, tmp_
     assert list(Path("runs/mini").glob("lightning_logs/*/metrics.csv")), "the user's logger writes into the run folder"
 
 
+@pytest.mark.parametrize("interval", [8, 100])
+def test_a_run_is_measured_once_at_its_end_where_the_interval_is_no_shorter(zoo, recipe: Path, interval: int) -> None:
+    """The interval is in batches, the run in steps of four."""
+    sizes = ("--trainer.accumulate_grad_batches=4", f"--trainer.val_check_interval={interval}")
+    whole = "--trainer.check_val_every_n_epoch=null"
+    assert zoo("fit", "--config", recipe, *sizes, whole, "--trainer.default_root_dir=cut").code == 0
+    with Path("cut/metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file) if row.get("val/loss")] == ["1"]
+
+
 def test_a_users_gate_trains_resumes_and_is_kept_by_path(zoo, recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "third_gate.py").write_text(
         "import torch\n"

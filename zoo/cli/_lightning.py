@@ -124,8 +124,9 @@ class CommandLine(LightningCLI):
             ours = default_callbacks(as_list(given.callbacks), self.resolved(), self.request.force)
             logger = False if given.logger is False else [MetricsCSV(self.folder), *as_list(given.logger)]
             kwargs |= {"callbacks": ours, "logger": logger}
-            if isinstance(given.val_check_interval, int) and 0 < given.max_steps < given.val_check_interval:
-                kwargs |= {"val_check_interval": given.max_steps}  # a run that is cut short is measured at its end
+            batches = given.max_steps * given.accumulate_grad_batches  # which the interval counts
+            if isinstance(given.val_check_interval, int) and 0 < batches < given.val_check_interval:
+                kwargs |= {"val_check_interval": batches}  # a run that is cut short is measured at its end
         elif given.logger in (None, True):
             kwargs |= {"logger": False}
         if given.enable_model_summary is None:
