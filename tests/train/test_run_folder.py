@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +59,20 @@ def test_a_run_folder_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert re.search(r"1 x gdn: .*delta_rule: \w+", printed)
     assert re.search(r"^matrices +\d+ +[\d,]+ +0.1 ", printed, re.MULTILINE)
+
+
+def test_on_a_gpu_a_start_says_the_most_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert "peak_bytes" not in facts["starts"][0]
+    folder = RunFolder()
+    folder.facts = facts
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {device: 12345}.__getitem__)
+    strategy = SimpleNamespace(root_device=device)
+    trainer = SimpleNamespace(is_global_zero=True, strategy=strategy, default_root_dir=str(tmp_path))
+    folder.on_train_end(trainer, None)  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "run.json").read_text())["starts"][0]["peak_bytes"] == 12345
 
 
 def test_every_start_is_recorded(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def wait(device: torch.device) -> None:
     """Until all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def take_turns(runs: Mapping[str, Callable[[], Any]], repeats: int, device: torch.device) -> dict[str, Times]:

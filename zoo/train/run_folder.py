@@ -66,7 +66,8 @@ class RunFolder(Callback):
     """Writes `config.yaml` (the resolved recipe), `run.json` and the tokenizer once training starts.
 
     run.json: versions, parameters, corpus, for each layer the backend that every op of it ran on in the first training
-    batch, and for every start its time, command, git commit and step. A folder that holds a run is refused as
+    batch, and for every start its time, command, git commit and step, and on a GPU the most of its memory that was
+    held at a time. A folder that holds a run is refused as
     `check_run_folder` does; with `force` its files, and no others, are removed.
     """
 
@@ -114,6 +115,12 @@ class RunFolder(Callback):
             origin = beside.write(folder, folder / TOKENIZER)
             self.origin = origin if trainer.ckpt_path is None else self.origin
         self._write(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        device = trainer.strategy.root_device
+        if trainer.is_global_zero and device.type == "cuda":
+            self.facts["starts"][-1]["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+            self._write(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.origin is not None:
