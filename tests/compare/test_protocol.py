@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zoo.compare.protocol import SHARED, make_protocol, slug
+from zoo.compare.protocol import SHARED, VALIDATIONS, make_protocol, slug
 from zoo.recipe import find_recipe
 from zoo.registry import RecipeError
 
@@ -92,6 +92,24 @@ def test_data_that_no_tokens_can_be_counted_of(tmp_path: Path) -> None:
     recipe.write_text("base: gla/tiny\ndata: {class_path: lightning.LightningDataModule, init_args: null}\n")
     with pytest.raises(RecipeError, match="data: LightningDataModule says no seq_len and batch_size"):
         make_protocol([str(recipe), str(recipe)], by="none")
+
+
+def test_the_tokens_of_a_step_are_those_of_all_its_batches_and_processes(tmp_path: Path) -> None:
+    recipe = tmp_path / "wide.yaml"
+    recipe.write_text("base: gla/tiny\ntrainer: {accelerator: cpu, devices: 3, accumulate_grad_batches: 2}\n")
+    protocol = make_protocol([str(recipe), str(recipe)], tokens=100_000, by="none")
+    assert protocol.tokens == protocol.steps * 256 * 4 * 3 * 2
+    assert protocol.tokens - 256 * 4 * 3 * 2 < 100_000 <= protocol.tokens
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_the_loss_is_measured_as_often_however_many_batches_a_step_takes(tmp_path: Path, batches: int) -> None:
+    """Lightning's interval is one of batches."""
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"base: gla/tiny\ntrainer: {{max_steps: 100, accumulate_grad_batches: {batches}}}\n")
+    trainer = make_protocol([str(recipe), str(recipe)], by="none").entries[0].recipe.data["trainer"]
+    assert trainer["val_check_interval"] * VALIDATIONS == 100 * batches
+    assert trainer["check_val_every_n_epoch"] is None
 
 
 def test_differences_can_be_allowed() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zoo.compare import runs as module
-from zoo.compare.runs import FAILED, FITTED, LOG, RESULT, Run, execute, read_json, run_of, write_json
+from zoo.compare.runs import FAILED, FITTED, LOG, RESULT, Run, execute, make_run, read_json, write_json
 
 FIT = "open('started', 'a').write('fit ')"
 MEASURE = "import json; json.dump({'loss': 1.5, 'params': {}}, open('result.json', 'w'))"
@@ -18,7 +18,7 @@ MEASURE = "import json; json.dump({'loss': 1.5, 'params': {}}, open('result.json
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """Three runs whose second fails at first."""
-    made = [run_of(tmp_path, f"r/{index}", tmp_path / "x.yaml", 0, 100) for index in range(3)]
+    made = [make_run(tmp_path, f"r/{index}", tmp_path / "x.yaml", 0, 100) for index in range(3)]
 
     def command(run: Run, code: str) -> list[str]:
         return [sys.executable, "-c", f"import os; os.chdir({str(run.place)!r}); {code}"]
@@ -79,7 +79,7 @@ def test_a_stop_leaves_no_process_behind(runs: list[Run], monkeypatch: pytest.Mo
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "a/b", tmp_path / "a.yaml", 4, 200, lr=0.01)
+    run = make_run(tmp_path, "a/b", tmp_path / "a.yaml", 4, 200, lr=0.01)
     assert run.place == tmp_path / "runs" / "a-b" / "lr=0.01" / "seed=4"
     assert run.fit()[-1] == "--force"
     assert {"--optimizer.lr=0.01", "--seed_everything=4", "--data.seed=4"} <= set(run.fit())
@@ -89,6 +89,13 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert run.progress() == 0
     (run.place / "metrics.csv").write_text("step,train/loss\n9,2.0\n49,1.0\n")
     assert run.progress() == 0.25
+
+
+@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_the_unit_of_a_processs_memory_is_the_systems(monkeypatch: pytest.MonkeyPatch, system: str, unit: int) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", system)
+        assert module._peak(5000) == 5000 * unit
 
 
 def test_half_a_file_is_none(tmp_path: Path) -> None:

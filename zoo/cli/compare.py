@@ -70,7 +70,9 @@ def main(command: str, args: list[str]) -> int:
 
     from zoo.cli._units import amount
     from zoo.compare.protocol import make_protocol
+    from zoo.train import quiet
 
+    quiet()
     protocol = make_protocol(
         options.recipes,
         sets=options.set,
@@ -80,6 +82,7 @@ def main(command: str, args: list[str]) -> int:
         allow=options.allow_differences,
         imports=options.imports,
         tasks=[] if options.tasks is None else options.tasks.split(","),
+        jobs=options.jobs,
     )
     out = Path(options.out).expanduser()
     try:
@@ -181,10 +184,10 @@ def _choose_rates(protocol: Protocol, out: Path, rates: list[float], jobs: int) 
 def _runs(protocol: Protocol, out: Path, seeds: Any, rates: dict[str, float | None]) -> list[Run]:
     """Seed by seed, so that a comparison that is cut short has seeds that all recipes share."""
     from zoo.compare.protocol import recipe_file
-    from zoo.compare.runs import run_of
+    from zoo.compare.runs import make_run
 
     return [
-        run_of(out, entry.name, recipe_file(out, entry), seed, protocol.steps, rates[entry.name])
+        make_run(out, entry.name, recipe_file(out, entry), seed, protocol.steps, rates[entry.name])
         for seed in seeds
         for entry in protocol.entries
     ]
@@ -193,10 +196,10 @@ def _runs(protocol: Protocol, out: Path, seeds: Any, rates: dict[str, float | No
 def _task_runs(protocol: Protocol, out: Path, seeds: Any) -> list[Run]:
     """Behind the others: what was learnt of the text stands in the report without them."""
     from zoo.compare.protocol import recipe_file
-    from zoo.compare.runs import run_of
+    from zoo.compare.runs import make_run
 
     return [
-        run_of(out, entry.name, recipe_file(out, entry, name), seed, task.data["trainer"]["max_steps"], task=name)
+        make_run(out, entry.name, recipe_file(out, entry, name), seed, task.data["trainer"]["max_steps"], task=name)
         for name, task in protocol.tasks.items()
         for seed in seeds
         for entry in protocol.entries

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from zoo.compare.devices import processes_of
 from zoo.compare.differences import differences
 from zoo.compare.matching import Budget, budget_of, match
 from zoo.compare.tasks import read_tasks, task_of
@@ -63,10 +64,12 @@ def make_protocol(
     allow: bool = False,
     imports: Sequence[str] = (),
     tasks: Sequence[str] = (),
+    jobs: int = 1,
 ) -> Protocol:
     """Reads the recipes, and makes one protocol of them. `sets` change every stack; `sweep`, `PATH=[a, b]` or
     `model.set=[PATH=a, [PATH=b, PATH=c]]`, makes a variant of the first recipe of every value; `tokens` are those of a
-    run, else the first recipe's steps hold; `tasks` are names or files, as `read_tasks` takes them.
+    run, else the first recipe's steps hold; `tasks` are names or files, as `read_tasks` takes them; `jobs` runs are
+    trained at a time.
 
     RecipeError for recipes that differ in what spoils the comparison (unless `allow`), and for a budget that cannot be
     met.
@@ -82,7 +85,7 @@ def make_protocol(
         load_stack_config(recipe)
         _check_alike(name, recipe, named[0][0], first, tokens is not None, allow)
         notes += _taken(name, recipe, first)
-    steps, tokens, length = _amount(first, tokens)
+    steps, tokens, length = _amount(first, tokens, processes_of(first.data.get("trainer") or {}, jobs))
     shared = _shared(first, steps)
     target = budget_of(first, by, length) if by != "none" else 0
     entries: list[Entry] = []
@@ -140,7 +143,7 @@ def _check_alike(name: str, recipe: Recipe, first_name: str, first: Recipe, same
 
 def _taken(name: str, recipe: Recipe, first: Recipe) -> list[str]:
     """What of the recipe's own training does not hold."""
-    skipped = ("max_steps", "val_check_interval", "callbacks")
+    skipped = ("max_steps", "val_check_interval", "check_val_every_n_epoch", "callbacks")
     found = []
     for section in SHARED[1:]:
         own, theirs = (
@@ -156,12 +159,18 @@ def _steps(recipe: Recipe) -> int | None:
     return steps
 
 
-def _amount(first: Recipe, tokens: int | None) -> tuple[int, int, int]:
-    """Steps and tokens of a run, and tokens in a row."""
+def accumulated(recipe: Recipe) -> int:
+    """Batches of a step, in each process."""
+    batches: int = (recipe.data.get("trainer") or {}).get("accumulate_grad_batches") or 1
+    return batches
+
+
+def _amount(first: Recipe, tokens: int | None, processes: int) -> tuple[int, int, int]:
+    """Steps and tokens of a run of so many processes, and tokens in a row."""
     data = data_module(first.data.get("data"))
     row, rows = batch_of(data)
     length = math.ceil(row)
-    step = round(row * rows * ((first.data.get("trainer") or {}).get("accumulate_grad_batches") or 1))
+    step = round(row * rows * processes * accumulated(first))
     if tokens is not None:
         if task_of(first) is not None:
             raise RecipeError(
@@ -189,13 +198,15 @@ def batch_of(data: Any) -> tuple[float, int]:
 
 
 def _shared(first: Recipe, steps: int) -> dict[str, Any]:
-    """The sections that hold for all runs. The loss is measured VALIDATIONS times, for the learning curves."""
+    """The sections that hold for all runs. The loss is measured VALIDATIONS times, for the learning curves: an interval
+    that Lightning counts in batches, of which a step may take several, on through all epochs."""
     shared = {name: first.data[name] for name in SHARED if first.data.get(name) is not None}
-    every = max(1, steps // VALIDATIONS)
+    every = max(1, steps // VALIDATIONS) * accumulated(first)
     own = (first.data.get("trainer") or {}).get("val_check_interval")
     if task_of(first) is not None and isinstance(own, int):  # it may stop as soon as it is learnt
         every = min(every, own)
-    return {**shared, "trainer": merge(shared.get("trainer") or {}, {"max_steps": steps, "val_check_interval": every})}
+    own_steps = {"max_steps": steps, "val_check_interval": every, "check_val_every_n_epoch": None}
+    return {**shared, "trainer": merge(shared.get("trainer") or {}, own_steps)}
 
 
 def _distinct(named: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zoo.compare.devices import share_of
 from zoo.compare.protocol import slug
 
 RESULT, FAILED, FITTED, LOG = "result.json", "failed.json", "fitted.json", "log.txt"
@@ -73,7 +74,7 @@ class Run:
         return [sys.executable, "-m", "zoo.compare.measure", str(self.place), *what]
 
 
-def run_of(
+def make_run(
     out: Path, name: str, config: Path, seed: int, steps: int, lr: float | None = None, task: str | None = None
 ) -> Run:
     where = out / "runs" / slug(name)
@@ -159,7 +160,7 @@ class _Process:
         if step is None:
             return False
         self.stage, command = step
-        environment = {**os.environ, **(_share_of(self.slot, self.jobs) if self.jobs > 1 else {})}
+        environment = {**os.environ, **share_of(self.slot, self.jobs)}
         self.began = time.monotonic()
         with (self.run.place / LOG).open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -178,7 +179,7 @@ class _Process:
             return True
         if self.stage == "fit":
             seconds = time.monotonic() - self.began
-            write_json(self.run.place / FITTED, {"seconds": seconds, "peak_bytes": usage.ru_maxrss * 1024})
+            write_json(self.run.place / FITTED, {"seconds": seconds, "peak_bytes": _peak(usage.ru_maxrss)})
         return not self._next()
 
     def _why(self, code: int) -> str:
@@ -205,12 +206,9 @@ class _Process:
             self.process.kill()
 
 
-def _share_of(slot: int, jobs: int) -> dict[str, str]:
-    """What a process gets of the machine beside `jobs` - 1 others: cores, and a GPU if there is one."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    devices = visible.split(",") if visible else [str(index) for index in range(jobs)]
-    cores = max(1, (os.cpu_count() or 1) // jobs)
-    return {"OMP_NUM_THREADS": str(cores), "CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
+def _peak(maxrss: int) -> int:
+    """Bytes of a process's memory, of what the system counts in bytes (macOS) or in kibibytes."""
+    return maxrss if sys.platform == "darwin" else maxrss * 1024
 
 
 def read_json(path: Path) -> Any:

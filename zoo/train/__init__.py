@@ -5,13 +5,14 @@ MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimiz
 Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit, by `default_callbacks`
 GateStatistics, AttentionStatistics                   so are these: gates.csv and attention.csv
 MetricsCSV                                            the default logger
-check_run_folder, data_module, find_checkpoint, quiet for the command line; rate_factors for comparisons
+check_run_folder, data_module, find_checkpoint, quiet for the command line; devices_of, rate_factors for comparisons
 """
 
 from zoo.train._plain import data_module
 from zoo.train.attention_statistics import AttentionStatistics
 from zoo.train.callbacks import default_callbacks
 from zoo.train.checkpoints import Checkpoints, RandomState
+from zoo.train.devices import devices_of
 from zoo.train.expert_loads import ExpertLoads
 from zoo.train.gate_statistics import GateStatistics
 from zoo.train.metrics_csv import MetricsCSV
@@ -47,6 +48,7 @@ __all__ = [
     "data_module",
     "default_callbacks",
     "describe_groups",
+    "devices_of",
     "find_checkpoint",
     "parameter_groups",
     "quiet",
