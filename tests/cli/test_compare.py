@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import Zoo
+from zoo.compare.measure import device_of, measure
+from zoo.registry import RecipeError
 
 
 @pytest.fixture
@@ -94,3 +97,31 @@ def test_a_run_that_fails_is_shown_as_failed(zoo: Zoo, recipe: Path, tmp_path: P
     assert [run["status"] for run in runs] == ["done", "failed"]
     assert "not finite" in runs[1]["reason"]
     assert "not finite" in Path("out/report.md").read_text()
+
+
+def test_a_run_is_measured_as_it_was_trained(zoo: Zoo, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its device, whose work a timer waits for; with the tokens of all processes and all batches of a step."""
+    run, waited = Path("run"), []
+    assert (
+        zoo("fit", "--config", recipe, "--trainer.accumulate_grad_batches=2", f"--trainer.default_root_dir={run}").code
+        == 0
+    )
+    monkeypatch.setattr("zoo.compare.measure.wait", waited.append)
+    found = measure(run)
+    assert (found["steps"], found["tokens"]) == (2, 2 * 2 * 2 * 32)
+    assert set(waited) == {torch.device("cpu")}
+    assert "peak_bytes" not in found, "the process that trained knows it"
+    facts = json.loads((run / "run.json").read_text())
+    facts["starts"][-1] |= {"processes": 3, "peak_bytes": 12345}
+    (run / "run.json").write_text(json.dumps(facts))
+    found = measure(run, answers=True)
+    assert (found["tokens"], found["peak_bytes"]) == (3 * 2 * 2 * 2 * 32, 12345)
+
+
+def test_a_run_of_a_gpu_is_not_measured_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of({}) == device_of({"device": "cpu"}) == torch.device("cpu")
+    with pytest.raises(RecipeError, match="trained on NVIDIA H200, and there is no CUDA device"):
+        device_of({"device": "NVIDIA H200"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_of({"device": "NVIDIA H200"}) == torch.device("cuda")
