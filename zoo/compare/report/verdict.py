@@ -30,8 +30,8 @@ def verdict(results: Row) -> Iterator[Block]:
     yield Table(titles, [_summary_row(row, row is first) for row in results["summary"]])
     yield Paragraph(
         "Means with 95% intervals over seeds (Student's t) of the loss on what is held out for the test; differences "
-        "are paired by seed, and those of one table are held to 95% together (Holm): one whose own interval just "
-        "excludes zero may not be shown. Speedup: what the first recipe would need for the recipe's loss, over what "
+        "are paired by seed, and those of one table are held to 95% together (Holm), which asks more of each than that "
+        "its own interval excludes zero. Speedup: what the first recipe would need for the recipe's loss, over what "
         "the recipe has used, by a curve fitted to the validation losses at one learning rate, before it falls."
     )
     if without := _without_speedup(others):
