@@ -11,6 +11,7 @@ curve         L(x) = E + A x^-α of the tokens x, by least squares
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ def student_t(freedom: int, share: float = 0.95) -> float:
     return math.sqrt(freedom) * math.tan(float(np.interp(share, mass, angles)))
 
 
+@functools.cache
 def _student(freedom: int) -> tuple[np.ndarray, np.ndarray]:
     """Angles, and the mass of |T| <= t = √freedom tan(angle): there the density is cos(angle)^(freedom - 1)."""
     edges = np.linspace(0.0, np.pi / 2, 20001)
