@@ -1,8 +1,8 @@
 """What the layers keep between calls.
 
 Two kinds of memory, both by name: a *state* is replaced whole by each call (a recurrent state, the last inputs of a
-convolution, the newest tokens of a window); a *history* grows by one entry a token (keys and values, MLA's latents) or
-a block of tokens (compressed keys). Rows of the batch are documents.
+convolution, the newest tokens of a window); a *history* grows by one entry a token (keys and values, MLA's latents), up
+to the size of a window where there is one, or a block of tokens (compressed keys). Rows of the batch are documents.
 """
 
 from __future__ import annotations
@@ -141,9 +141,48 @@ class LayerCache:
         whole = torch.cat([history[row, :end] for row, end in zip(rows, ends, strict=True)])
         return whole[None], torch.tensor([0, *ends]).cumsum(0)
 
-    def _room(self, name: str, new: Tensor, length: int, limit: int | None) -> Tensor:
-        """The buffer [B,capacity,...] of a history, with room for `length` entries; `limit` is how many there can be,
-        where that is known."""
+    @live(grows=True)
+    def slide(self, name: str, new: Tensor, layout: Layout, window: int) -> tuple[Tensor, Tensor | None]:
+        """Like `extend`, for a history of which a token sees the `window` newest entries, its own among them: with
+        `new` come the window - 1 entries before it, or all where there are fewer.
+
+        No more than `window` entries are kept, token t's in place t mod window. Behind a single token of every row,
+        which sees them all, they are given in the order of their places: attention does not ask for another.
+        """
+        if layout.bounds is None:
+            assert isinstance(layout.past, int)
+            past, count = layout.past, new.shape[1]
+            ring = self._ring(name, new, past + count, window, count)
+            if count != 1:
+                return _turn(ring, new, past, window), None
+            ring.narrow(1, past % window, 1).copy_(new)
+            return ring.narrow(1, 0, min(past + 1, window)), None
+        assert isinstance(layout.past, list)
+        rows = range(self.batch_size) if layout.rows is None else layout.rows
+        counts = layout.lengths or []
+        longest = max(past + count for past, count in zip(layout.past, counts, strict=True))
+        ring = self._ring(name, new, longest, window, max(counts))
+        documents = [
+            _turn(ring[row, None], document, past, window)
+            for row, past, document in zip(rows, layout.past, new.split(counts, dim=1), strict=True)
+        ]
+        sizes = [document.shape[1] for document in documents]
+        return torch.cat(documents, dim=1), torch.tensor([0, *sizes]).cumsum(0)
+
+    def _ring(self, name: str, new: Tensor, length: int, window: int, count: int) -> Tensor:
+        """The buffer [B,capacity,...] of a sliding history, to be written to: documents reach `length` tokens with
+        `count` new ones at most."""
+        limit = None if self.max_length is None else min(self.max_length, window)
+        ring = self._room(name, new, min(length, window), limit, at_most=window)
+        if count > 1:
+            # a call that fails goes back to the buffer of before: a single token's entry takes the place of one that is
+            # out of sight then too, but of several the last take those of entries that the first still sees
+            ring = self.histories[f"{self.prefix}{name}"] = ring.clone()
+        return ring
+
+    def _room(self, name: str, new: Tensor, length: int, limit: int | None, *, at_most: int | None = None) -> Tensor:
+        """The buffer [B,capacity,...] of a history, with room for `length` entries. `limit` is how many there will be
+        room for from the start, where that is known; else it grows, to `at_most` entries."""
         name = f"{self.prefix}{name}"
         history = self.histories.get(name)
         if history is not None and history.dtype != new.dtype:
@@ -151,7 +190,10 @@ class LayerCache:
             raise ValueError(f"cache: it holds {held}, and the model computes in {given} now: make a new one")
         if history is not None and length <= history.shape[1]:
             return history
-        capacity = max(length, 2 * (0 if history is None else history.shape[1]), 16) if limit is None else limit
+        capacity = limit
+        if capacity is None:
+            doubled = max(length, 2 * (0 if history is None else history.shape[1]), 16)
+            capacity = doubled if at_most is None else min(doubled, at_most)
         if new.ndim == 4 and new.is_cpu:
             # [B,T,H,E] with a head's entries side by side in memory: torch's kernel reads them a fifth faster
             grown = new.new_zeros(self.batch_size, new.shape[2], capacity, new.shape[3]).transpose(1, 2)
@@ -161,6 +203,17 @@ class LayerCache:
             grown[:, : history.shape[1]] = history
         self.histories[name] = grown
         return grown
+
+
+def _turn(ring: Tensor, new: Tensor, past: int, window: int) -> Tensor:
+    """Puts the entries `new` [N,T,...] of the tokens from `past` on into a ring [N,up to `window`,...]; the last
+    `window` - 1 entries of before, and `new` behind them."""
+    end = past + new.shape[1]
+    before = torch.arange(max(0, past - window + 1), past, device=new.device) % window
+    whole = torch.cat((ring[:, before], new), dim=1)
+    kept = torch.arange(max(past, end - window), end, device=new.device) % window
+    ring[:, kept] = new[:, new.shape[1] - len(kept) :]
+    return whole
 
 
 def look_back(x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:

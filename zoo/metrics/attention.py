@@ -116,7 +116,8 @@ class AttentionReader:
         self.mixers = {name: module for name, module in lm.named_modules() if isinstance(module, Mixer)}
         self.metrics: dict[tuple[str, int], FirstTokenAttention] = {}
         self.hidden: dict[int, MaxHidden] = {}
-        self._inside: list[tuple[str, int]] = []  # the mixers that are running, and which call of attention is next
+        # the mixers that are running, which call of attention is next, and the tokens that each document has so far
+        self._inside: list[tuple[str, int, list[int]]] = []
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -132,7 +133,7 @@ class AttentionReader:
             yield
 
     def _enter(self, name: str) -> Any:
-        return lambda module, args: self._inside.append((name, 0))
+        return lambda module, args: self._inside.append((name, 0, [sum(each) for each in args[1].documents]))
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         self._inside.pop()
@@ -150,14 +151,19 @@ class AttentionReader:
     def _look(self, q: Tensor, k: Tensor, options: Options) -> None:
         if not self._inside:
             return
-        place = name, call = self._inside[-1]
-        self._inside[-1] = name, call + 1
+        name, call, lengths = self._inside[-1]
+        place = name, call
+        self._inside[-1] = name, call + 1, lengths
         first, total = (x.flatten(0, 1) for x in attention_to_first(q, k, options))
         if options.normalizer == "sigmoid":
             first = first / total.clamp_min(torch.finfo(total.dtype).tiny)
         if place not in self.metrics:
             self.metrics[place] = FirstTokenAttention(q.shape[2], self.eps).to(q.device)
-        self.metrics[place].update(first, total, *_documents(q, k, options))
+        queries, keys = _documents(q, k, options)
+        whole = torch.tensor(lengths, device=q.device).expand_as(keys)
+        # a cache that keeps a window only has let the first token go: nobody sees it any more
+        first = first * (keys == whole).repeat_interleave(queries, output_size=len(first))[:, None]
+        self.metrics[place].update(first, total, queries, whole)
 
     def rows(self) -> list[Row]:
         """A row of COLUMNS for each call of attention in a layer (`mixer` is the module's path, `call` counts from 0)

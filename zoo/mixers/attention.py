@@ -23,7 +23,7 @@ class Attention(Mixer):
 
     Multi-head (n_kv_heads = n_heads), grouped-query and multi-query attention; RMSNorm on queries and keys, per head
     or over the whole projection; rotary position on all, some or no (null) channels; `window` w sees the token itself
-    and the w-1 before it. Biases: `bias` on W_q, W_k, W_v, `out_bias` on W_o.
+    and the w-1 before it, and a cache keeps no more. Biases: `bias` on W_q, W_k, W_v, `out_bias` on W_o.
 
     `normalizer` says how scores s become weights p, and whether a head can look at nothing: `softmax` cannot;
     `softmax_off_by_one` has e^0 beside the keys in its sum, `learned_sink` e^(a learnt logit a head), from N(0, 0.02²);
@@ -115,8 +115,8 @@ class Attention(Mixer):
             q, k = rotate(q, angles, self.rope.interleaved), rotate(k, angles, self.rope.interleaved)
         cu_seqlens_k = layout.cu_seqlens
         if cache is not None:
-            k, cu_seqlens_k = cache.extend("k", k, layout)
-            v, _ = cache.extend("v", v, layout)
+            k, cu_seqlens_k = self._kept("k", k, layout, cache)
+            v, _ = self._kept("v", v, layout, cache)
         o = ops.attention(
             q,
             k,
@@ -134,8 +134,14 @@ class Attention(Mixer):
             o = o + self.shortcut_proj(x).unflatten(-1, (-1, self.head_dim))
         return self.post(self.o_proj(self.read_out(o, x)), x)
 
+    def _kept(self, name: str, new: Tensor, layout: Layout, cache: LayerCache) -> tuple[Tensor, Tensor | None]:
+        """The keys or values that these tokens see, and their cu_seqlens."""
+        if self.window is None:
+            return cache.extend(name, new, layout)
+        return cache.slide(name, new, layout, self.window)
+
     def state_size(self, length: int) -> int:
-        return 2 * self.n_kv_heads * self.head_dim * length
+        return 2 * self.n_kv_heads * self.head_dim * min(self.window or length, length)
 
     def op_flops(self, length: int) -> float:
         visible = min(self.window or length, length)
