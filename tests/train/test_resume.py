@@ -1,7 +1,9 @@
 """A run that was stopped and resumed has, bit for bit, the weights of one that was not."""
 
+import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -33,10 +35,10 @@ class Noise(Callback):
         torch.rand(3), random.random()
 
 
-def fit(folder: Path, *more: Callback, **arguments: Any) -> LanguageModule:
+def fit(folder: Path, *more: Callback, every_n_steps: int = 1, **arguments: Any) -> LanguageModule:
     random.seed(0)
     np.random.seed(0)
-    callbacks = default_callbacks([Noise(), *more, Checkpoints(every_n_steps=1, keep=99)])
+    callbacks = default_callbacks([Noise(), *more, Checkpoints(every_n_steps, keep=99)])
     trained: LanguageModule = toy.fit(folder, callbacks=callbacks, **{"max_steps": STEPS, **arguments})
     return trained
 
@@ -77,14 +79,15 @@ class Stop(Callback):
         trainer.should_stop |= self.stage == "validate" and trainer.global_step >= self.step
 
 
-@pytest.mark.parametrize(("step", "stage"), [(5, "train"), (6, "validate")])
+@pytest.mark.parametrize(("step", "stage"), [(5, "train"), (6, "validate"), (7, "validate")])
 def test_a_run_that_was_stopped_early_is_extended(tmp_path: Path, step: int, stage: str) -> None:
     callbacks = default_callbacks([Stop(step, stage), Checkpoints(every_n_steps=100)])
-    toy.fit(tmp_path / "run", max_steps=STEPS, callbacks=callbacks)
+    own = {"max_steps": STEPS, "val_check_interval": 7 if step == 7 else 2}
+    toy.fit(tmp_path / "run", callbacks=callbacks, **own)
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == step
-    extended = toy.fit(tmp_path / "run", max_steps=STEPS, ckpt_path=last)
-    toy.assert_same(extended, toy.fit(tmp_path / "whole", max_steps=STEPS))
+    extended = toy.fit(tmp_path / "run", ckpt_path=last, **own)
+    toy.assert_same(extended, toy.fit(tmp_path / "whole", **own))
     epochs = [[row["epoch"] for row in rows(tmp_path / name)] for name in ("run", "whole")]
     assert epochs[0] == epochs[1]
 
@@ -133,22 +136,103 @@ def signals() -> Any:
     signal.signal(signal.SIGINT, before)
 
 
+def assert_same_rows(got: Path, want: Path) -> None:
+    """metrics.csv, cell by cell, but for the times."""
+    for one, two in zip(rows(got), rows(want), strict=True):
+        assert one | {"train/tokens_per_s": ""} == two | {"train/tokens_per_s": ""}
+
+
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize(("step", "stage"), [(4, "train"), (6, "train"), (7, "train"), (4, "validate")])
-def test_ctrl_c_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture, step: int, stage: str) -> None:
-    callbacks = default_callbacks([Interrupt(step, stage), Checkpoints(every_n_steps=100)])
+@pytest.mark.parametrize(
+    ("step", "stage", "interval"),
+    [
+        *((4, "train", 2), (6, "train", 2), (4, "validate", 2)),  # before a step, before and in a validation
+        *((11, "train", 2), (12, "validate", 2), (11, "train", 5), (12, "validate", 5)),  # of the last weights
+        *((6, "train", 7), (7, "validate", 7)),  # at the end of an epoch
+    ],
+)
+def test_ctrl_c_loses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture, step: int, stage: str, interval: int
+) -> None:
+    own: dict[str, Any] = {"max_steps": STEPS, "val_check_interval": interval}
     with pytest.raises(SystemExit) as caught:
-        toy.fit(tmp_path / "run", max_steps=STEPS, callbacks=callbacks)
+        fit(tmp_path / "run", Interrupt(step, stage), every_n_steps=100, **own)
     assert caught.value.code == 1
     done = step + (stage == "train")
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == done
     assert f"interrupted at step {done}; kept: {last.with_name(f'step={done}.ckpt')}" in capsys.readouterr().out
     assert [int(row["step"]) for row in rows(tmp_path / "run")] == list(range(done))
-    resumed = toy.fit(tmp_path / "run", max_steps=STEPS, ckpt_path=last)
-    toy.assert_same(resumed, toy.fit(tmp_path / "whole", max_steps=STEPS))
-    for one, two in zip(rows(tmp_path / "run"), rows(tmp_path / "whole"), strict=True):
-        assert all(one[name] == two[name] for name in ("step", "train/loss", "grad_norm", "lr"))
+    resumed = fit(tmp_path / "run", ckpt_path=last, **own)
+    toy.assert_same(resumed, fit(tmp_path / "whole", **own))
+    assert_same_rows(tmp_path / "run", tmp_path / "whole")
+    samples = [(tmp_path / name / "sample.txt").read_text() for name in ("run", "whole")]
+    assert samples[0] == samples[1]
+
+
+class Kill(Callback):
+    """What a run leaves that is killed in the validation at a step: a copy of its folder."""
+
+    def __init__(self, step: int, run: Path, left: Path):
+        self.step, self.run, self.left = step, run, left
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if trainer.global_step == self.step and batch_idx == 1:
+            shutil.copytree(self.run, self.left)
+
+
+@pytest.mark.parametrize("step", [4, 12])
+def test_a_run_that_was_killed_in_a_validation_runs_it_again(tmp_path: Path, step: int) -> None:
+    whole, left = tmp_path / "whole", tmp_path / "left"
+    callbacks = default_callbacks([Kill(step, whole, left), Checkpoints(every_n_steps=1)])
+    want = toy.fit(whole, max_steps=STEPS, callbacks=callbacks)
+    got = toy.fit(left, max_steps=STEPS, ckpt_path=left / "checkpoints" / "last.ckpt")
+    toy.assert_same(got, want)
+    assert_same_rows(left, whole)
+    assert (left / "sample.txt").read_text() == (whole / "sample.txt").read_text()
+    facts = json.loads((left / "run.json").read_text())
+    assert [layer["block"] for layer in facts["layers"]] == ["gdn", "attn"]
+
+
+class Validations(Callback):
+    """The steps at which a fit validated."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.steps.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("own", "steps"),
+    [
+        ({"max_steps": 6}, [2, 4, 6]),
+        ({"max_steps": 5}, [2, 4, 5]),
+        ({"max_steps": 5, "val_check_interval": 9}, [5]),
+        ({"max_steps": 3, "accumulate_grad_batches": 2, "val_check_interval": 4}, [2, 3]),
+        ({"max_steps": -1, "max_epochs": 2, "val_check_interval": 3, "lr_scheduler": None}, [3, 6, 9, 12, 14]),
+        ({"max_steps": -1, "max_epochs": 2, "val_check_interval": 7, "lr_scheduler": None}, [7, 14]),
+        ({"max_steps": 4, "limit_val_batches": 0}, []),
+    ],
+)
+def test_a_fit_ends_with_one_validation_of_its_last_weights(
+    tmp_path: Path, own: dict[str, Any], steps: list[int]
+) -> None:
+    seen = Validations()
+    toy.fit(tmp_path, callbacks=default_callbacks([seen]), **own)
+    assert seen.steps == steps
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_what_was_validated_is_not_validated_again(tmp_path: Path, step: int) -> None:
+    toy.fit(tmp_path, callbacks=default_callbacks([Checkpoints(every_n_steps=1, keep=9)]))
+    seen = Validations()
+    path = tmp_path / "checkpoints" / f"step={step}.ckpt"
+    toy.fit(tmp_path, callbacks=default_callbacks([seen]), ckpt_path=path)
+    assert seen.steps == [6][: step != 6]
 
 
 @pytest.mark.usefixtures("signals")

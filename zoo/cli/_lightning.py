@@ -141,9 +141,7 @@ class CommandLine(LightningCLI):
         if isinstance(self.datamodule, (TextData, TaskData)):
             self.datamodule.check_vocab(self.model.config.vocab_size)
         if self.checkpoint is not None:
-            step = compare_with_checkpoint(self.checkpoint, dict(self.model.hparams), self.request.command)
-            if self.request.command == "fit" and 0 <= self.trainer.max_steps <= step:
-                say(f"nothing to train: {self.checkpoint} is at step {step} of {self.trainer.max_steps}")
+            compare_with_checkpoint(self.checkpoint, dict(self.model.hparams), self.request.command)
         elif self.request.command != "fit" and self.model.weights is None:
             say("note: no --ckpt_path and no --model.weights: the weights are fresh")
 

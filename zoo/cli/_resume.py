@@ -12,9 +12,8 @@ from zoo.train.say import say
 from zoo.train.weights import load_file
 
 
-def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: str) -> int:
-    """Says where the recipe differs from the one that the checkpoint was trained with (the recipe's value holds), and
-    returns the checkpoint's step.
+def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: str) -> None:
+    """Says where the recipe differs from the one that the checkpoint was trained with (the recipe's value holds).
 
     RecipeError for another optimizer in fit, where the recipe's would not hold: the optimizer's state, its rates
     included, comes from the checkpoint. (Parameters of other shapes are refused when they are loaded.)
@@ -31,7 +30,6 @@ def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: 
                 f"{place}: {now!r}, but {checkpoint} was trained with {was!r}, and resuming keeps its optimizer; "
                 f"for a fresh one: --model.weights {checkpoint} and another --trainer.default_root_dir"
             )
-    return int(content.get("global_step", 0))
 
 
 def differences(was: Any, now: Any, place: str) -> Iterator[tuple[str, Any, Any]]:

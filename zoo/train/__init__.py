@@ -3,7 +3,8 @@
 LanguageModule                                        the module
 MuonAdamW, WarmupCosine, WarmupStableDecay            by class path, in `optimizer` and `lr_scheduler`
 Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbacks of every fit, by `default_callbacks`
-GateStatistics, AttentionStatistics                   so are these: gates.csv and attention.csv
+LastValidation                                        so is this
+GateStatistics, AttentionStatistics                   and these: gates.csv and attention.csv
 MetricsCSV                                            the default logger
 check_run_folder, data_module, find_checkpoint, quiet for the command line; devices_of, rate_factors for comparisons
 """
@@ -25,6 +26,7 @@ from zoo.train.quiet import quiet
 from zoo.train.run_folder import RunFolder, check_run_folder
 from zoo.train.sample import Sample
 from zoo.train.schedule import WarmupCosine, WarmupStableDecay, rate_factors
+from zoo.train.validation import LastValidation
 from zoo.train.weights import check_fits, find_checkpoint, read_weights
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ExpertLoads",
     "GateStatistics",
     "LanguageModule",
+    "LastValidation",
     "MetricsCSV",
     "MuonAdamW",
     "NonFiniteError",

@@ -14,6 +14,7 @@ from zoo.train.gate_statistics import GateStatistics
 from zoo.train.progress import StepProgress
 from zoo.train.run_folder import RunFolder
 from zoo.train.sample import Sample
+from zoo.train.validation import LastValidation
 
 
 def default_callbacks(
@@ -21,7 +22,7 @@ def default_callbacks(
 ) -> list[Callback]:
     """The user's callbacks, and of ours those that the user did not give; `config` is the resolved recipe."""
     ours = (
-        *(RandomState(), RunFolder(config, force), StepProgress(), Sample()),
+        *(RandomState(), RunFolder(config, force), StepProgress(), LastValidation(), Sample()),
         *(ExpertLoads(), GateStatistics(), AttentionStatistics()),
         Checkpoints(),
     )

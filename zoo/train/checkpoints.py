@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from zoo.registry import RecipeError
 from zoo.train.nonfinite import NonFiniteError
 from zoo.train.say import say
+from zoo.train.validation import DUE, behind_the_batch, is_due, left_by, validate
 
 FOLDER = "checkpoints"
 LAST = "last.ckpt"
@@ -28,7 +29,8 @@ class Checkpoints(Checkpoint):
     """`checkpoints/step=N.ckpt`, after N optimizer steps, in the trainer's default_root_dir; `last.ckpt` is the newest.
 
     Written every `every_n_steps`, after the last step, and when Ctrl-C (or SIGTERM) asks the run to stop: it does so
-    after the step at hand, or at a second Ctrl-C at once. Only the `keep` newest are kept.
+    after the step at hand, or at a second Ctrl-C at once. Only the `keep` newest are kept. A validation that was due at
+    a checkpoint's step and not finished is the first thing that a resumed run does.
     """
 
     def __init__(self, every_n_steps: int = 1000, keep: int = 2):
@@ -40,16 +42,45 @@ class Checkpoints(Checkpoint):
         self.newest: Path | None = None
         self._step = self._saved = 0
         self._asked = self._stopping = False
+        self._stepped = self._validated = False
+        self._left: int | None = None
+        self._max_steps: int | None = None
         self._handlers: dict[int, Any] = {}
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[DUE] = trainer.current_epoch if not self._validated and is_due(trainer) else None
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit":
+            return
+        self._left = left_by(trainer, checkpoint)
+        step = int(checkpoint["global_step"])
+        if not 0 <= trainer.max_steps <= step:
+            return
+        what = "train" if self._left is None else "train but its validation to run"
+        say(f"nothing to {what}: {trainer.ckpt_path} is at step {step} of {trainer.max_steps}")
+        if self._left is not None:
+            # without a step to do, Lightning would not so much as start; put back in on_train_start, before the first
+            self._max_steps, trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps, step + 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
         self._saved = trainer.global_step  # a run without steps has nothing to keep
         self.newest = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         self._asked = self._stopping = False
+        self._stepped, self._validated = True, False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._ask_to_stop)
+        self._run_what_is_left(trainer)
+
+    def _run_what_is_left(self, trainer: Trainer) -> None:
+        """Here, as Lightning calls checkpoint callbacks last: loggers, run folder and signals are ready by now."""
+        if self._max_steps is not None:
+            trainer.fit_loop.epoch_loop.max_steps, self._max_steps = self._max_steps, None
+        epoch, self._left = self._left, None
+        if epoch is not None and trainer.ckpt_path:
+            validate(trainer, epoch)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._asked = True
@@ -63,7 +94,8 @@ class Checkpoints(Checkpoint):
     ) -> None:
         # Before validation, and not in on_train_end: by then the loops believe that the epoch is over, and a resumed
         # run with more steps would leave out the rest of it.
-        if trainer.global_step == self._step:
+        self._stepped, self._validated = trainer.global_step != self._step, False
+        if not self._stepped:
             return  # accumulating: the gradients so far are in no checkpoint
         self._step = trainer.global_step
         self._stopping = self._asked_to_stop(trainer)
@@ -83,9 +115,12 @@ class Checkpoints(Checkpoint):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
-        if trainer.state.fn == "fit" and self._handlers and self._asked_to_stop(trainer):
+        if trainer.state.fn == "fit" and self._stepped and self._handlers and self._asked_to_stop(trainer):
             self._save(trainer)
             raise KeyboardInterrupt
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated = True  # before anybody's on_validation_end, where checkpoints may be written
 
     def _asked_to_stop(self, trainer: Trainer) -> bool:
         if trainer.world_size == 1:
@@ -113,7 +148,8 @@ class Checkpoints(Checkpoint):
         self._saved = self._step
         folder = Path(trainer.default_root_dir) / FOLDER
         path = folder / f"step={self._step}.ckpt"
-        trainer.save_checkpoint(path)
+        with behind_the_batch(trainer):
+            trainer.save_checkpoint(path)
         self.newest = path
         if trainer.is_global_zero:
             _point_to(folder / LAST, path)
@@ -151,7 +187,7 @@ class RandomState(Callback):
         self._before: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        own = random_state()
+        own = self._before or random_state()
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return {"processes": [own]}
         states: list[Any] = [None] * torch.distributed.get_world_size()
@@ -173,6 +209,7 @@ class RandomState(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._before is not None:
             set_random_state(self._before)
+        self._before = None
 
 
 def random_state() -> dict[str, Any]:

@@ -73,10 +73,7 @@ class MetricsCSV(Logger):
         self._row = row
 
     def _read(self) -> list[dict[str, str]]:
-        if not self.path.is_file():
-            return []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return _rows(self.path)
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +85,19 @@ class MetricsCSV(Logger):
             self._end = file.tell()
             writer.writerows(rows[-1:])
         os.replace(new, self.path)
+
+
+def has_validation(path: Path, step: int) -> bool:
+    """Whether a metrics.csv has what a validation measured at a step."""
+    found = [row for row in _rows(path) if row["step"] == str(step)]
+    return any(value for row in found for name, value in row.items() if name.startswith("val/"))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _text(value: Any) -> Any:

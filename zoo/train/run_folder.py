@@ -85,14 +85,14 @@ class RunFolder(Callback):
         folder = Path(trainer.default_root_dir)
         check_run_folder(folder, trainer.ckpt_path, self.force)
         folder.mkdir(parents=True, exist_ok=True)
-        starts = _former_starts(folder / RUN)
+        former = _former_facts(folder / RUN)
         source = trainer.ckpt_path or pl_module.hparams.get("weights")
         checkpoint = None if source is None else find_checkpoint(source)
         # which may lie in the folder that is cleared
         beside = None if checkpoint is None else read_beside(checkpoint, run_of(checkpoint.absolute()), TOKENIZER)
         if trainer.ckpt_path is None:
             clear_run_folder(folder)
-            starts = []
+            former = {}
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
                 logger.start(trainer.global_step)
@@ -102,8 +102,8 @@ class RunFolder(Callback):
             "versions": versions(),
             "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
             "corpus": plain(describe(), "corpus") if describe is not None else None,
-            "layers": None,
-            "starts": [*starts, _this_start(trainer)],
+            "layers": former.get("layers"),  # until the first batch tells
+            "starts": [*former.get("starts", ()), _this_start(trainer)],
         }
         if self.config is not None:
             text = yaml.safe_dump(plain(self.config, "config"), sort_keys=False, allow_unicode=True, width=120)
@@ -206,9 +206,9 @@ def _device(trainer: Trainer) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _former_starts(path: Path) -> list[Any]:
+def _former_facts(path: Path) -> dict[str, Any]:
     try:
-        starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
-    except (OSError, ValueError, KeyError):
-        return []  # resumed into another folder, or from a run whose file somebody edited
-    return list(starts)
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return {"layers": facts["layers"], "starts": list(facts["starts"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # resumed into another folder, or from a run whose file somebody edited
