@@ -185,10 +185,7 @@ def test_one_file_over_another(tmp_path: Path) -> None:
             "model:\n  set: []\n",
             ":1: model.stack: missing: a recipe describes its layers there, found a mapping with nothing",
         ),
-        (
-            "model: {stack: gdn}\n",
-            ":1: model.stack: missing: a recipe describes its layers there, found a mapping with stack",
-        ),
+        ("model: {stack: gdn}\n", ":1: model.stack: expected a mapping, found 'gdn'"),
         ("model: gdn\n", ":1: model: expected a mapping, found 'gdn'"),
         (f"{TEXT}base: [a]\n", ":27: base: expected a recipe's name or path, found a list"),
         (f"{TEXT}base: qwen_next/tiny\n", ":27: base: no recipe 'qwen_next/tiny': neither a file in "),
@@ -212,6 +209,7 @@ def test_one_file_over_another(tmp_path: Path) -> None:
             TEXT.replace("  stack:", "  set:\n  - n_layers=2\n  - d_modle=3\n  stack:"),
             ":4: model.set 'd_modle=3': model.stack has no 'd_modle'. Did you mean 'd_model'?",
         ),
+        ("model: {stack: 3}\n", ":1: model.stack: expected a mapping, found 3"),
         ("model: {set: [d_model=3]}\n", ":1: model.set 'd_model=3': there is no model.stack to change, found null"),
     ],
 )
@@ -317,6 +315,14 @@ def test_a_mapping_has_places_without_lines() -> None:
         "model.stack.blocks.gdn.mixer.options.n_head: GatedDeltaNet has no such"
     )
     assert error_of(zoo.load, {"model": {"stack": {}}}).startswith("model.stack.model: unknown key.")
+
+
+def test_a_fault_in_a_list_is_laid_at_the_door_of_what_set_it(tmp_path: Path) -> None:
+    want = "model.set 'pattern=[gdn, atn]': model.stack.pattern[1]: unknown block 'atn'."
+    assert error_of(load, write(tmp_path, "a.yaml"), "pattern=[gdn, atn]").startswith(want)
+    assert error_of(load, write(tmp_path, "b.yaml", setting("'pattern=[gdn, atn]'"))).startswith(
+        f"{tmp_path / 'b.yaml'}:2: model.stack.pattern[1]: unknown block"
+    )
 
 
 def test_unknown_recipes() -> None:

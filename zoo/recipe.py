@@ -100,11 +100,15 @@ def read_recipe(
     else:
         recipe = _read_file(find_recipe(str(source)))
     model = recipe.data.get("model")
-    if not isinstance(model, dict) or not isinstance(model.get("stack"), dict):
-        found = f", found {describe(model)}" if model is not None else ""
+    stack = model.get("stack") if isinstance(model, dict) else None
+    if not isinstance(stack, dict):
+        fault = f"expected a mapping, found {describe(stack)}"
+        if stack is None:
+            found = f", found {describe(model)}" if model is not None else ""
+            fault = f"missing: a recipe describes its layers there{found}"
         with recipe.placing_errors():
-            raise RecipeError(f"model.stack: missing: a recipe describes its layers there{found}")
-    model = {**model, "stack": apply_assignments(model["stack"], assignments)}
+            raise RecipeError(f"model.stack: {fault}")
+    model = {**recipe.data["model"], "stack": apply_assignments(stack, assignments)}
     return dataclasses.replace(
         recipe,
         data={**recipe.data, "model": model},
@@ -238,4 +242,5 @@ def _written_at(place: str, recipe: Recipe) -> str:
 
 def _covers(assignment: str, place: str) -> bool:
     """Whether what stands at a place comes from an assignment. To name another part replaces the part whole."""
-    return f"{place}.".startswith(f"{assigned_place(assignment).removesuffix('.name')}.")
+    assigned = assigned_place(assignment).removesuffix(".name")
+    return place == assigned or place.startswith((f"{assigned}.", f"{assigned}["))
