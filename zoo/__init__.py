@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from zoo import ops
     from zoo.gates import force, named_gates, record
     from zoo.hf import from_hf, to_hf
-    from zoo.stack import Stack, load
+    from zoo.loading import load
+    from zoo.stack import Stack
 
 __version__ = "0.1.0"
 
@@ -19,7 +20,7 @@ list = list_names
 
 _LAZY = {
     "Stack": "zoo.stack",
-    "load": "zoo.stack",
+    "load": "zoo.loading",
     "force": "zoo.gates",
     "named_gates": "zoo.gates",
     "record": "zoo.gates",

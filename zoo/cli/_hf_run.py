@@ -10,14 +10,13 @@ import lightning
 import torch
 import yaml
 
-from zoo.cli._resume import read_checkpoint
 from zoo.data import load_tokenizer
 from zoo.hf import Imported
 from zoo.hf.files import new_folder
 from zoo.hf.origin import Origin
 from zoo.registry import RecipeError
-from zoo.stack import Stack, load
-from zoo.train import LanguageModule, check_fits, read_weights
+from zoo.stack import Stack
+from zoo.train import LanguageModule, read_checkpoint, read_stack
 from zoo.train.beside import FILES, ORIGIN
 from zoo.train.beside import FOLDER as BESIDE
 from zoo.train.checkpoints import FOLDER, LAST
@@ -60,20 +59,9 @@ def write_run(imported: Imported, source: Path, out: Path) -> None:
 def read_run(checkpoint: Path) -> tuple[Stack, Origin | None]:
     """The model of a checkpoint, in the dtypes that it is stored in, and where it was imported from."""
     content = read_checkpoint(checkpoint, "zoo export")
-    stored, origin = content["hyper_parameters"], content.get(ORIGIN)
-    found = None if origin is None else Origin.from_plain(origin)
-    if checkpoint.is_dir():
-        module = LanguageModule(stored["stack"], stored["imports"])
-        module.configure_model()
-        read_weights(checkpoint, module, "zoo export")
-        return module.stack, found
-    lm = load(stored["stack"], device="meta", imports=stored["imports"])
-    given = {name.removeprefix("lm."): tensor for name, tensor in content["state_dict"].items() if "lm." in name[:3]}
-    check_fits(lm.state_dict(), given, f"zoo export: {checkpoint}")
-    lm.load_state_dict(given, assign=True)
-    if lm.config.tie_embeddings:
-        lm.head.weight = lm.embed.weight
-    return lm, found
+    origin = content.get(ORIGIN)
+    lm = read_stack(checkpoint, content["hyper_parameters"], "zoo export")
+    return lm, None if origin is None else Origin.from_plain(origin)
 
 
 def files_beside(run: Path | None) -> list[Path]:

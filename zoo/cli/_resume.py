@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from zoo.registry import RecipeError
 from zoo.train.say import say
-from zoo.train.weights import load_file
+from zoo.train.weights import read_checkpoint
 
 
 def compare_with_checkpoint(checkpoint: Path, hparams: dict[str, Any], command: str) -> None:
@@ -39,15 +38,3 @@ def differences(was: Any, now: Any, place: str) -> Iterator[tuple[str, Any, Any]
             yield from differences(was.get(key), now.get(key), f"{place}.{key}")
     elif was != now:
         yield place, was, now
-
-
-def read_checkpoint(checkpoint: Path, place: str) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors; `hyper_parameters` are the LanguageModule's."""
-    # a sharded checkpoint is a folder, and keeps what is no tensor in a file of its own
-    file = checkpoint / "meta.pt" if checkpoint.is_dir() else checkpoint
-    if not zipfile.is_zipfile(file):
-        raise RecipeError(f"{place}: '{file}' is no checkpoint")
-    content = load_file(file, place)
-    if not isinstance(content, dict) or "hyper_parameters" not in content:
-        raise RecipeError(f"{place}: '{file}' is not a checkpoint of a run: it has no hyper_parameters")
-    return content

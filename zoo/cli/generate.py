@@ -65,9 +65,8 @@ def _check(holds: bool, option: str, expected: str, found: object) -> None:
 
 def _load(path: str) -> tuple[Stack, Tokenizer]:
     """The model and the tokenizer of a run."""
-    from zoo.cli._resume import read_checkpoint
     from zoo.data import load_tokenizer
-    from zoo.train import LanguageModule, find_checkpoint, quiet, read_weights
+    from zoo.train import LanguageModule, find_checkpoint, quiet, read_checkpoint, read_weights
 
     quiet()
     checkpoint = find_checkpoint(path, "zoo generate")

@@ -6,7 +6,8 @@ Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbac
 LastValidation                                        so is this
 GateStatistics, AttentionStatistics                   and these: gates.csv and attention.csv
 MetricsCSV                                            the default logger
-check_run_folder, data_module, find_checkpoint, quiet for the command line; devices_of, rate_factors for comparisons
+check_run_folder, check_writable, data_module, find_checkpoint, quiet for the command line; devices_of, rate_factors for
+comparisons
 """
 
 from zoo.train._plain import data_module
@@ -23,11 +24,12 @@ from zoo.train.nonfinite import NonFiniteError
 from zoo.train.optim import build_optimizer, describe_groups, parameter_groups
 from zoo.train.progress import StepProgress
 from zoo.train.quiet import quiet
-from zoo.train.run_folder import RunFolder, check_run_folder
+from zoo.train.run_folder import RunFolder, check_run_folder, check_writable
 from zoo.train.sample import Sample
 from zoo.train.schedule import WarmupCosine, WarmupStableDecay, rate_factors
+from zoo.train.trained import read_stack
 from zoo.train.validation import LastValidation
-from zoo.train.weights import check_fits, find_checkpoint, read_weights
+from zoo.train.weights import check_fits, find_checkpoint, read_checkpoint, read_weights
 
 __all__ = [
     "AttentionStatistics",
@@ -48,6 +50,7 @@ __all__ = [
     "build_optimizer",
     "check_fits",
     "check_run_folder",
+    "check_writable",
     "data_module",
     "default_callbacks",
     "describe_groups",
@@ -56,5 +59,7 @@ __all__ = [
     "parameter_groups",
     "quiet",
     "rate_factors",
+    "read_checkpoint",
+    "read_stack",
     "read_weights",
 ]

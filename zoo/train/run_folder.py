@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from importlib import metadata
@@ -60,6 +61,16 @@ def check_run_folder(path: str | Path, ckpt_path: str | Path | None = None, forc
             "overwrite it with --force"
         )
     return None
+
+
+def check_writable(folder: Path) -> None:
+    """RecipeError unless a run can be kept there. Leaves no trace: what else is wrong is yet to be found."""
+    try:
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise RecipeError(f"trainer.default_root_dir: {folder} cannot be written to: {error.strerror}") from error
 
 
 class RunFolder(Callback):

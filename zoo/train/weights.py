@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -66,6 +67,18 @@ def load_file(file: Path, place: str) -> Any:
     except Exception as error:  # torch raises whatever the bytes happen to mean
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RecipeError(f"{place}: cannot read '{file}' as a checkpoint: {first}") from error
+
+
+def read_checkpoint(checkpoint: Path, place: str) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors; `hyper_parameters` are the LanguageModule's."""
+    # a sharded checkpoint is a folder, and keeps what is no tensor in a file of its own
+    file = checkpoint / "meta.pt" if checkpoint.is_dir() else checkpoint
+    if not zipfile.is_zipfile(file):
+        raise RecipeError(f"{place}: '{file}' is no checkpoint")
+    content = load_file(file, place)
+    if not isinstance(content, dict) or "hyper_parameters" not in content:
+        raise RecipeError(f"{place}: '{file}' is not a checkpoint of a run: it has no hyper_parameters")
+    return content
 
 
 def _state_dict(checkpoint: Path, place: str) -> dict[str, Tensor]:
