@@ -36,6 +36,22 @@ import pytest
         (["--config", "mini.yaml", "--trainer.precision=half"], "found half"),
         (["--config", "mini.yaml", "--trainer.callbacks+=ModelCheckpont"], "Did you mean 'ModelCheckpoint'?"),
         (["--config", "mini.yaml", "--trainer.logger=CSVLoger"], "Did you mean 'CSVLogger'?"),
+        (
+            ["--config", "mini.yaml", "--trainer.default_root_dir=mini.yaml"],
+            "mini.yaml cannot be written to: Not a dir",
+        ),
+        (
+            ["--config", "mini.yaml", "--trainer.default_root_dir=mini.yaml/x"],
+            "mini.yaml/x cannot be written to: Not a",
+        ),
+        (
+            ["--config", "mini.yaml", "--trainer.default_root_dir=/proc/x"],
+            "default_root_dir: /proc/x cannot be written",
+        ),
+        (
+            ["--config", "mini.yaml", "--seed_everything", "-4"],
+            "seed_everything: expected a number from 0 to 4294967295",
+        ),
         # data
         (["--config", "mini.yaml", "--data=TextDat"], "unknown class 'TextDat'. Did you mean 'TextData'?"),
         (["--config", "mini.yaml", "--data=zoo.data.TextDat"], "Did you mean 'TextData'?"),
@@ -85,6 +101,7 @@ def test_fit_refuses(zoo, recipe: Path, args: list[str], told: str) -> None:
         ("  max_steps: 2", "  max_steps: two", "mini.yaml:24: trainer.max_steps: expected an integer, found two"),
         ("zoo.train.Sample", "zoo.train.Smaple", "zoo.train has no 'Smaple'. Did you mean 'Sample'?"),
         ("max_new_tokens: 4", "max_tokens: 4", "trainer.callbacks"),
+        ("trainer:", "seed_everything: -4\ntrainer:", "mini.yaml:23: seed_everything: expected a number from 0 to"),
         ("d_model: 16", "d_modle: 16", "Did you mean 'd_model'?"),
         ("d_model: 16", "d_model: wide", "mini.yaml:5: model.stack.d_model: expected an integer, found 'wide'"),
         ("pattern: [gdn, attn]", "pattern: [gdn, atn]", "Did you mean 'attn'?"),

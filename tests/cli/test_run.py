@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from zoo.cli._paths import absolute_data
 from zoo.registry import OUTPUT
 
 
@@ -78,6 +80,35 @@ def test_a_run_that_was_moved_resumes_where_it_is(zoo, run: Path) -> None:
     assert zoo("fit", "--config", "moved", "--ckpt_path", "last", "--trainer.max_steps=3").code == 0
     assert step_of(Path("moved/checkpoints/last.ckpt")) == 3
     assert not run.exists()
+
+
+def test_a_run_resumes_from_any_folder(
+    zoo, run: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained.parent / "corpus", tmp_path / "corpus")
+    shutil.copyfile(run / "tokenizer.json", "letters.json")
+    given = ("--trainer.default_root_dir=mine", "--data.tokenizer=letters.json", "--model.weights=runs/mini")
+    assert zoo("fit", "--config", "mini.yaml", "--data.path=[corpus/1*.txt,corpus]", *given).code == 0
+    config = yaml.safe_load(Path("mine/config.yaml").read_text())
+    assert config["data"]["init_args"]["path"] == [str(tmp_path / "corpus/1*.txt"), str(tmp_path / "corpus")]
+    assert config["data"]["init_args"]["tokenizer"] == str(tmp_path / "letters.json")
+    assert config["model"]["weights"] == str(tmp_path / "runs/mini")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    mine = tmp_path / "mine"
+    assert zoo("fit", "--config", mine, "--ckpt_path", "last", "--trainer.max_steps=3").code == 0
+    assert step_of(mine / "checkpoints/last.ckpt") == 3
+
+
+def test_words_for_data_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "[odd]"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    kept = {"path": "hf://a/b", "tokenizer": "bytes", "seed": 1}
+    assert absolute_data(kept) == kept
+    assert absolute_data({"path": None, "tokenizer": "bpe:300"}) == {"path": None, "tokenizer": "bpe:300"}
+    assert absolute_data({"path": "*.txt"}) == {"path": f"{tmp_path}/[[]odd]/*.txt"}
+    assert absolute_data({"task": "needle", "options": {"path": "a"}})["options"] == {"path": f"{odd}/a"}
 
 
 def test_held_out_measures_agree_however_the_run_is_named(zoo, run: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
+from lightning.fabric.utilities.seed import max_seed_value, min_seed_value
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -17,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from zoo.cli._classes import check_nulls
 from zoo.cli._jsonargparse import Parser
 from zoo.cli._parser import RunFailed
+from zoo.cli._paths import absolute, absolute_data
 from zoo.cli._request import Request
 from zoo.cli._resume import compare_with_checkpoint
 from zoo.cli._sections import (
@@ -34,7 +36,15 @@ from zoo.data import TextData
 from zoo.recipe import KEYS, Recipe
 from zoo.registry import RecipeError
 from zoo.tasks import TaskData
-from zoo.train import LanguageModule, MetricsCSV, NonFiniteError, check_run_folder, default_callbacks, quiet
+from zoo.train import (
+    LanguageModule,
+    MetricsCSV,
+    NonFiniteError,
+    check_run_folder,
+    check_writable,
+    default_callbacks,
+    quiet,
+)
 from zoo.train.say import say
 from zoo.yaml_file import parse_yaml
 
@@ -81,12 +91,18 @@ class CommandLine(LightningCLI):
             parser.parse_args([self.request.command, *self.request.overrides])
         recipe = [self.request.command, "--config", json.dumps(self.data)]
         with self.recipe.placing_errors():
-            self._check_nulls(parser.parse_args(recipe))
+            self._check(parser.parse_args(recipe))
         self.config = parser.parse_args([*recipe, *self.request.overrides])
-        self._check_nulls(self.config)
+        self._check(self.config)
 
-    def _check_nulls(self, parsed: Namespace) -> None:
+    def _check(self, parsed: Namespace) -> None:
+        """What jsonargparse lets through, and what would be a traceback where it is used."""
         config = parsed[self.request.command]
+        seed = config.seed_everything
+        if not isinstance(seed, bool) and not min_seed_value <= seed <= max_seed_value:
+            raise RecipeError(
+                f"seed_everything: expected a number from {min_seed_value} to {max_seed_value}, found {seed}"
+            )
         for place in (*CLASSES, *(f"trainer.{name}" for name in TRAINER_CLASSES)):
             for spec in as_list(config.get(place)):
                 if not isinstance(spec, (bool, str)):
@@ -96,8 +112,10 @@ class CommandLine(LightningCLI):
         """Nothing: LightningCLI would let the checkpoint's hyperparameters win over the recipe without a word."""
 
     def before_instantiate_classes(self) -> None:
-        """Finds the checkpoint, and refuses a folder that holds another run, before anything is built."""
+        """Finds the checkpoint, and refuses a folder that holds another run or can hold none, before all is built."""
         request = self.request
+        if request.command in ("fit", "predict") and getattr(rank_zero_only, "rank", 0) == 0:
+            check_writable(self.folder)
         if request.ckpt_path is not None or (request.command == "fit" and getattr(rank_zero_only, "rank", 0) == 0):
             self.checkpoint = check_run_folder(self.folder, request.ckpt_path, request.force)
         if self.checkpoint is not None:
@@ -153,6 +171,10 @@ class CommandLine(LightningCLI):
             dumped.pop(name, None)
         # the stack as it was read: a dump loses the difference between '1e-3' and 1e-3
         model = {**dumped.pop("model"), "stack": self.recipe.stack}
+        if model["weights"] is not None:
+            model["weights"] = absolute(model["weights"])
+        if isinstance(self.datamodule, (TextData, TaskData)):
+            dumped["data"]["init_args"] = absolute_data(dumped["data"]["init_args"])
         # what is null and is null by default says nothing
         defaults = inspect.signature(Trainer).parameters
         dumped["trainer"] = {
