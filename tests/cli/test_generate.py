@@ -8,6 +8,12 @@ from zoo.cli.generate import decode_stream
 from zoo.data.tokenizers import ByteTokenizer
 
 
+def test_a_device_that_is_not_there(zoo, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    fault = zoo("generate", "anything", "--prompt", "a", "--device", "cuda").fault
+    assert "--device: expected cpu, as torch finds no GPU, found cuda" in fault
+
+
 def test_goes_on_from_the_prompt(zoo, run: Path) -> None:
     first = zoo("generate", run, "--prompt", "ab", "--max-new-tokens", "12")
     assert first.code == 0

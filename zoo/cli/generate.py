@@ -26,6 +26,7 @@ def main(command: str, args: list[str]) -> int:
     parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="choose among the fewest whose probabilities reach P")
     parser.add_argument("--seed", type=seed, default=0, help="the same seed, the same text; default 0")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default cuda where there is one")
     options = parser.read(args)
     _check(options.max_new_tokens >= 1, "--max-new-tokens", "at least 1", options.max_new_tokens)
     _check(options.temperature >= 0, "--temperature", "at least 0", options.temperature)
@@ -36,7 +37,11 @@ def main(command: str, args: list[str]) -> int:
 
     import torch
 
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    device = options.device or found
+    _check(device != "cuda" or found == "cuda", "--device", "cpu, as torch finds no GPU", device)
     model, tokenizer = _load(options.checkpoint)
+    model.to(device)
     ids = tokenizer.encode(prompt)
     vocab_size = model.config.vocab_size
     _check(max(ids) < vocab_size, "--prompt", f"ids below the model's vocab_size {vocab_size}", max(ids))
@@ -45,7 +50,7 @@ def main(command: str, args: list[str]) -> int:
     with torch.inference_mode():
         new = sampled(
             model,
-            torch.tensor([ids]),
+            torch.tensor([ids], device=device),
             min(tokenizer.vocab_size, vocab_size),
             options.max_new_tokens,
             options.temperature,

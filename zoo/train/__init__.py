@@ -6,8 +6,8 @@ Checkpoints, ExpertLoads, RandomState, RunFolder, Sample, StepProgress   callbac
 LastValidation                                        so is this
 GateStatistics, AttentionStatistics                   and these: gates.csv and attention.csv
 MetricsCSV                                            the default logger
-check_run_folder, check_writable, data_module, find_checkpoint, quiet for the command line; devices_of, rate_factors for
-comparisons
+check_run_folder, check_writable, data_module, find_checkpoint, quiet   for the command line
+devices_of, rate_factors                              for comparisons
 """
 
 from zoo.train._plain import data_module
