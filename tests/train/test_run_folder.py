@@ -1,4 +1,6 @@
+import fcntl
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +41,7 @@ def test_a_run_folder_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixt
         "checkpoints",
         "config.yaml",
         "gates.csv",
+        "lock",
         "metrics.csv",
         "run.json",
         "sample.txt",
@@ -98,6 +101,34 @@ def test_force_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == 3
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step=3.ckpt", "last.ckpt", "best.ckpt"}
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
+    """By whoever holds its lock; a file that a dead process has left holds nobody up."""
+    run(tmp_path)
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RecipeError, match=rf"process {os.getpid()} is training into it: wait"):
+            run(tmp_path, force=True)
+        with pytest.raises(RecipeError, match="is training into it"):
+            run(tmp_path, ckpt_path=tmp_path / "checkpoints" / "last.ckpt", max_steps=9)
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    run(tmp_path, force=True)
+
+
+def test_the_lock_is_held_as_long_as_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_it(*_: object) -> None:
+        with (tmp_path / "lock").open() as mine, pytest.raises(BlockingIOError):
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        raise RuntimeError("tried")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sample, "on_train_end", try_it)
+        with pytest.raises(RuntimeError, match="tried"):
+            run(tmp_path)
+    run(tmp_path, force=True)
 
 
 def test_check_run_folder(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
 import shlex
 import shutil
@@ -13,7 +15,7 @@ import time
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -36,6 +38,7 @@ from zoo.train.say import say
 from zoo.train.weights import find_checkpoint
 
 CONFIG, RUN, TOKENIZER, SAMPLE = "config.yaml", "run.json", "tokenizer.json", "sample.txt"
+LOCK = "lock"
 PACKAGES = ("torch", "lightning", "flash-linear-attention", "flash-attn", "triton", "transformers", "numpy")
 
 
@@ -73,13 +76,39 @@ def check_writable(folder: Path) -> None:
         raise RecipeError(f"trainer.default_root_dir: {folder} cannot be written to: {error.strerror}") from error
 
 
+def lock_run_folder(folder: Path) -> IO[str]:
+    """The open lock of a folder, which nobody else has until it is closed, or its process dies. The file stays, with
+    the number of the last process: one that is removed may be locked by two, each another file.
+
+    RecipeError where another process has it.
+    """
+    file = (folder / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip()
+        file.close()
+        raise RecipeError(
+            f"{folder}: process {owner} is training into it: wait for its end, stop it, or choose another "
+            "--trainer.default_root_dir"
+        ) from None
+    except OSError as error:
+        say(f"note: {folder} cannot be locked ({error.strerror}): see that no other process trains into it")
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
 class RunFolder(Callback):
     """Writes `config.yaml` (the resolved recipe), `run.json` and the tokenizer once training starts.
 
     run.json: versions, parameters, corpus, for each layer the backend that every op of it ran on in the first training
     batch, and for every start its time, command, git commit and step, and on a GPU the most of its memory that was
     held at a time. A folder that holds a run is refused as
-    `check_run_folder` does; with `force` its files, and no others, are removed.
+    `check_run_folder` does; with `force` its files, and no others, are removed. One that another process trains into is
+    refused in any case.
     """
 
     def __init__(self, config: dict[str, Any] | None = None, force: bool = False):
@@ -88,6 +117,7 @@ class RunFolder(Callback):
         self.facts: dict[str, Any] = {}
         self.origin: Any = None
         self._listening: ExitStack | None = None
+        self._lock: IO[str] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listening = ExitStack()
@@ -96,6 +126,7 @@ class RunFolder(Callback):
         folder = Path(trainer.default_root_dir)
         check_run_folder(folder, trainer.ckpt_path, self.force)
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_run_folder(folder)
         former = _former_facts(folder / RUN)
         source = trainer.ckpt_path or pl_module.hparams.get("weights")
         checkpoint = None if source is None else find_checkpoint(source)
@@ -132,6 +163,18 @@ class RunFolder(Callback):
         if trainer.is_global_zero and device.type == "cuda":
             self.facts["starts"][-1]["peak_bytes"] = torch.cuda.max_memory_allocated(device)
             self._write(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._unlock()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._unlock()
+
+    def _unlock(self) -> None:
+        """For the next fit of this process."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.origin is not None:
