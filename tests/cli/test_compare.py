@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import torch
 
 from tests.cli.conftest import Zoo
 from zoo.compare.measure import device_of, measure
+from zoo.compare.runs import Terminated
 from zoo.registry import RecipeError
 
 
@@ -74,6 +76,32 @@ def test_a_comparison_that_was_killed_twice_comes_to_the_same(
     assert numbers(Path("killed")) == numbers(Path("whole"))
     summary = json.loads(Path("killed/results.json").read_text())["summary"]
     assert {"recipe", "mean", "ci95", "diff_to_first", "effective_speedup"} <= set(summary[0])
+
+
+def test_sigterm_ends_in_one_line(zoo: Zoo, recipe: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(*_: object) -> None:
+        raise Terminated
+
+    monkeypatch.setattr("zoo.compare.runs.execute", terminated)
+    ended = zoo("compare", recipe, other, "--out", "out")
+    assert (ended.code, ended.err) == (143, "zoo: terminated; what is done is kept: --resume goes on\n")
+
+
+@pytest.mark.slow
+def test_sigterm_leaves_no_fit_behind(recipe: Path, other: Path) -> None:
+    """And the fit leaves a checkpoint, from which the line with --resume goes on."""
+    command = [sys.executable, "-m", "zoo", "compare", str(recipe), str(other), "--tokens", "50M", "--out", "out"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    run = Path("out/runs/mini/seed=0")
+    while not ((run / "metrics.csv").exists() and len((run / "metrics.csv").read_text().splitlines()) > 2):
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.terminate()
+    _, err = process.communicate()
+    assert (process.returncode, err.count("\n")) == (143, 1)
+    assert (run / "checkpoints" / "last.ckpt").exists()
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.slow

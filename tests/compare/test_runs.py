@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from zoo.compare import runs as module
-from zoo.compare.runs import FAILED, FITTED, LOG, RESULT, Run, execute, make_run, read_json, write_json
+from zoo.compare.runs import FAILED, FITTED, LOG, RESULT, Run, Terminated, execute, make_run, read_json, write_json
 
 FIT = "open('started', 'a').write('fit ')"
 MEASURE = "import json; json.dump({'loss': 1.5, 'params': {}}, open('result.json', 'w'))"
@@ -60,8 +62,17 @@ def test_a_killed_measurement_does_not_train_again(runs: list[Run], monkeypatch:
     assert runs[0].result is not None
 
 
-def test_a_stop_leaves_no_process_behind(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = "import time, signal\ntry: time.sleep(60)\nexcept KeyboardInterrupt: open('stopped', 'w')"
+@pytest.mark.parametrize(("number", "stop"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_stop_leaves_no_process_behind(
+    runs: list[Run], monkeypatch: pytest.MonkeyPatch, number: int, stop: type[BaseException]
+) -> None:
+    """A child that has heard of it from the terminal is not asked in a way that would end it at once."""
+    waits = (
+        "import signal, sys, time\n"
+        "def stop(*_): open('stopped', 'w'); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, stop)\ntime.sleep(60)"
+    )
+    former = signal.signal(signal.SIGTERM, lambda *_: None)  # this process is not to end by it in any case
     monkeypatch.setattr(
         Run, "fit", lambda run: [sys.executable, "-c", f"import os; os.chdir({str(run.place)!r}); exec({waits!r})"]
     )
@@ -69,13 +80,16 @@ def test_a_stop_leaves_no_process_behind(runs: list[Run], monkeypatch: pytest.Mo
 
     def sleep(seconds: float) -> None:
         if next(polls) == 20:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
 
     real = module.time.sleep
     monkeypatch.setattr(module.time, "sleep", lambda seconds: (real(0.05), sleep(seconds)))
-    with pytest.raises(KeyboardInterrupt):
-        execute(runs[:1], 1, lambda line: None)
-    assert (runs[0].place / "stopped").exists()
+    try:
+        with pytest.raises(stop):
+            execute(runs[:2], 2, lambda line: None)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert all((run.place / "stopped").exists() for run in runs[:2])
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

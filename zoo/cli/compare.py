@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ def main(command: str, args: list[str]) -> int:
 
     from zoo.cli._units import amount
     from zoo.compare.protocol import make_protocol
+    from zoo.compare.runs import Terminated
     from zoo.train import quiet
 
     quiet()
@@ -94,6 +96,9 @@ def main(command: str, args: list[str]) -> int:
         beside = _task_runs(protocol, out, range(options.seeds))
         _execute([*runs, *beside], options.jobs)
         return _finish(protocol, runs, beside, chosen, out, options)
+    except Terminated:
+        print("zoo: terminated; what is done is kept: --resume goes on", file=sys.stderr)
+        return 128 + signal.SIGTERM  # as of a process that the signal has ended
     except OSError as error:  # a full disk, a folder that is not ours to write in
         kept = "; what is done is kept: --resume goes on" if (out / PLAN).is_file() else ""
         raise RunFailed(f"zoo compare: {error.filename or out}: {error.strerror or error}{kept}") from error

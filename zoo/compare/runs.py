@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ from zoo.compare.protocol import slug
 RESULT, FAILED, FITTED, LOG = "result.json", "failed.json", "fitted.json", "log.txt"
 ANSWERS = "--answers"  # asks the measurement for nothing but a task's accuracies
 EVERY = 15.0  # seconds between two lines of progress
+
+
+class Terminated(Exception):
+    """SIGTERM has ended the runs, in order."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,29 @@ def make_run(
 def execute(runs: Sequence[Run], jobs: int, say: Callable[[str], None]) -> None:
     """Runs what has no result yet, `jobs` at a time, each with its share of the cores, or a GPU of its own.
 
-    Every end is written down in the run's folder: a result, or the reason of the failure. On ^C the processes are asked
-    to stop, and leave checkpoints.
+    Every end is written down in the run's folder: a result, or the reason of the failure. On ^C, and on SIGTERM, which
+    raises Terminated, the processes are asked to stop, and leave checkpoints.
     """
+    with _noting_sigterm() as came:
+        _execute(runs, jobs, say, came)
+
+
+@contextmanager
+def _noting_sigterm() -> Iterator[list[int]]:
+    """The list of what has come of it. Raised from the handler it would lose a process that is just being started, and
+    a second one, as `timeout` sends it, would interrupt the stop."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    former = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _execute(runs: Sequence[Run], jobs: int, say: Callable[[str], None], came: Sequence[int]) -> None:
     waiting = [run for run in runs if run.result is None]
     for run in waiting:
         (run.place / FAILED).unlink(missing_ok=True)
@@ -96,6 +122,8 @@ def execute(runs: Sequence[Run], jobs: int, say: Callable[[str], None]) -> None:
     over = len(runs) - len(waiting)
     try:
         while waiting or active:
+            if came:
+                raise Terminated
             while waiting and slots:
                 slot = min(slots)
                 slots.remove(slot)
@@ -111,9 +139,21 @@ def execute(runs: Sequence[Run], jobs: int, say: Callable[[str], None]) -> None:
                 say(f"{clock.left(over + sum(each.run.progress() for each in active.values()))}: {now}")
             time.sleep(0.2)
     except BaseException:
-        for process in active.values():
-            process.stop()
+        _stop(each.process for each in active.values())
         raise
+
+
+def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Asks all, then waits for all. By SIGTERM, which a fit takes however often it comes for one wish to stop after its
+    step: a second SIGINT, behind that of the terminal, ends it at once."""
+    asked = list(processes)
+    for process in asked:
+        process.terminate()
+    for process in asked:
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 class _Clock:
@@ -197,13 +237,6 @@ class _Process:
         if "accuracies" in result:
             return f"{result['accuracies'][0]['token_accuracy']:.1%} of the answers right"
         return f"loss {result['loss']:.4f}"
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
 
 
 def _peak(maxrss: int) -> int:
