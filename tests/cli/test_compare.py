@@ -137,6 +137,7 @@ def test_a_run_is_measured_as_it_was_trained(zoo: Zoo, recipe: Path, monkeypatch
     monkeypatch.setattr("zoo.compare.measure.wait", waited.append)
     found = measure(run)
     assert (found["steps"], found["tokens"]) == (2, 2 * 2 * 2 * 32)
+    assert found["training_flops_per_token"] == 3 * found["flops_per_token"]
     assert set(waited) == {torch.device("cpu")}
     assert "peak_bytes" not in found, "the process that trained knows it"
     facts = json.loads((run / "run.json").read_text())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from zoo.accounting import account
 from zoo.compare.matching import TOLERANCE, budget_of, match
-from zoo.recipe import read_recipe
+from zoo.recipe import Recipe, read_recipe
 from zoo.registry import RecipeError, recipe_names
+from zoo.stack import load
 
 TINY = [name for name in recipe_names() if name.endswith("/tiny")]
 
@@ -32,6 +34,31 @@ def test_flops() -> None:
     matched = match(read_recipe("gla/tiny"), target, "flops", 256)
     assert abs(matched.off) <= TOLERANCE
     assert matched.budget == budget_of(matched.recipe, "flops", 256)
+
+
+@pytest.fixture(scope="module")
+def two_tokens() -> Recipe:
+    return read_recipe("transformer/tiny", ["multi_token={block: attn, weight: 0.3}"])
+
+
+def test_the_layer_that_is_dropped_after_training_is_no_parameter_to_match(two_tokens: Recipe) -> None:
+    target = budget_of(read_recipe("transformer/tiny"), "params", 256)
+    assert budget_of(two_tokens, "params", 256) == target
+    assert match(two_tokens, target).changes == ()
+
+
+def test_the_layer_that_only_training_runs_is_in_its_flops(two_tokens: Recipe) -> None:
+    plain = read_recipe("transformer/tiny")
+    target = budget_of(plain, "flops", 256)
+    assert target == 3 * account(load(plain, device="meta"), 256)["flops_per_token"]
+    assert budget_of(two_tokens, "flops", 256) > 1.2 * target
+    assert match(two_tokens, target, "flops", 256).changes != ()
+
+
+def test_what_has_no_backward_counts_its_forward_alone() -> None:
+    recipe = read_recipe("deepseek_v4/tiny")
+    forward = account(load(recipe, device="meta"), 256)["flops_per_token"]
+    assert forward < budget_of(recipe, "flops", 256) < 3 * forward
 
 
 def test_what_has_the_budget_already_stays_as_it_is() -> None:

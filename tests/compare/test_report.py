@@ -54,6 +54,7 @@ class Made:
                 "layers": [layer],
                 "sink_rate": None,
                 "flops_per_token": 1000.0 * slow,
+                "training_flops_per_token": 3000.0 * slow,
                 "tokens_per_s": 500.0 / slow,
                 "params": {"total": 5, "active": 5, "gates": {"total": 2, "by_slot": {"decay": 2}}},
                 "seconds": 3.0,

@@ -25,7 +25,8 @@ def run(seed: int, faster: float = 1.0, drop: float = 0.0, noise: float = 0.0, c
     for x in (A_STEP * STEPS * point / POINTS for point in range(1, POINTS + 1)):
         decayed = max(0.0, 2 * x / (A_STEP * STEPS) - 1)
         curve.append([x, 2.9 + 2.4 * (faster * x / 158_720) ** -0.35 - drop * decayed + 0.02 * seed + noise])
-    return {"curve": curve, "tokens": A_STEP * STEPS, "steps": STEPS, "flops_per_token": cost, "tokens_per_s": 1 / cost}
+    costs = {"training_flops_per_token": cost, "tokens_per_s": 1 / cost}
+    return {"curve": curve, "tokens": A_STEP * STEPS, "steps": STEPS, **costs}
 
 
 def pairs(faster: float, drop: float = 0.0, cost: float = 1.0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -55,6 +56,8 @@ def test_it_counts_what_a_token_costs() -> None:
     found = speedup(pairs(1.5, cost=2.0), -0.1, True, one_rate(TINY))
     assert found["effective_speedup"] == pytest.approx(0.75, rel=0.03)
     assert found["effective_speedup_time"] == pytest.approx(0.75, rel=0.03)
+    forward = [(base, own | {"flops_per_token": 9.0}) for base, own in pairs(1.5, cost=2.0)]
+    assert speedup(forward, -0.1, True, one_rate(TINY)) == found, "of a training, which is more than its forward"
     without = [(base, own | {"tokens_per_s": None}) for base, own in pairs(1.5)]
     assert "effective_speedup_time" not in speedup(without, -0.1, True, one_rate(TINY))
 

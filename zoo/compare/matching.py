@@ -1,5 +1,5 @@
 """Equal budgets: the inner widths of the FFNs, and where these do not suffice the number of heads, are changed until a
-recipe has as many parameters, or operations a token, as another.
+recipe has as many parameters, or operations a token of its training, as another.
 
     budget(f) for widths round(f · width) grows with f, so bisection finds f; heads then move one head at a time.
 
@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.accounting import account
+from zoo.accounting.costs import count, extra_training_flops, layers_of, outside_flops, training_flops
 from zoo.compare.differences import differences
 from zoo.config import FFNPart, MixerPart, Part, build
 from zoo.decode import decode_options, option_parameters
 from zoo.recipe import Recipe, load_stack_config
 from zoo.registry import FFNS, MIXERS, RecipeError
 from zoo.shapes import LayerContext
-from zoo.stack import load
+from zoo.stack import Stack, load
 
 Budget = Literal["params", "flops"]
 TOLERANCE = 0.01
@@ -45,11 +45,17 @@ class Matched:
 
 
 def budget_of(recipe: Recipe, by: Budget, length: int) -> int:
-    """Parameters, or FLOPs a token of a forward pass over `length` tokens."""
+    """Parameters of what is left after training, or FLOPs a token of training on rows of `length` tokens."""
     model = load(recipe, device="meta")
-    if by == "params":
-        return sum(parameter.numel() for parameter in model.parameters())
-    return int(account(model, length)["flops_per_token"])
+    if by == "flops":
+        return int(training_flops_per_token(model, length))
+    return count(model.parameters()) - (0 if model.multi_token is None else count(model.multi_token.parameters()))
+
+
+def training_flops_per_token(model: Stack, length: int) -> float:
+    """With what only training computes: multi-token prediction, the backward, and not that of what has none."""
+    layers = sum(training_flops(layer, length) for layer in layers_of(model))
+    return layers + 3 * outside_flops(model) + extra_training_flops(model, length)
 
 
 def match(recipe: Recipe, target: int, by: Budget = "params", length: int = 4096) -> Matched:
@@ -73,7 +79,7 @@ def match(recipe: Recipe, target: int, by: Budget = "params", length: int = 4096
             before, after = (_with_widths(each, 1.0).stack for each in (recipe, found.recipe))  # said alike
             changes = differences(before, after)
             return dataclasses.replace(found, changes=tuple(changes))
-    what = "parameters" if by == "params" else "FLOPs a token"
+    what = "parameters" if by == "params" else "training FLOPs a token"
     raise RecipeError(
         f"no widths of its FFNs and number of heads give {target:,} {what} to within {TOLERANCE:.0%}: "
         f"the nearest is {found.budget:,} ({found.off:+.1%})"

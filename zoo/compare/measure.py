@@ -8,6 +8,7 @@ task, accuracies                            of a task: `zoo.compare.tasks`; with
 gates, course                               of the test data, and in the course of the run: `zoo.compare.telemetry`
 curve                                       [tokens, validation loss] in the course of the run
 params, flops_per_token, state_bytes        what `zoo show` says; states at several lengths
+training_flops_per_token                    `flops_per_token` are those of a forward
 tokens_per_s, seconds, peak_bytes           of the training: the median of what was logged; the peak of the GPU's
                                             memory (torch's allocator), without one that of the process
 grad_norm, spikes                           largest and median norm; steps whose loss jumped (`statistics.spikes`)
@@ -30,6 +31,7 @@ import torch
 
 from zoo.accounting import account
 from zoo.bench.measure import wait
+from zoo.compare.matching import training_flops_per_token
 from zoo.compare.probe import probe
 from zoo.compare.protocol import accumulated, batch_of
 from zoo.compare.runs import ANSWERS, FITTED, RESULT, read_json, write_json
@@ -78,13 +80,15 @@ def measure(run: Path, answers: bool = False) -> dict[str, Any]:
         return found
     tokenizer = getattr(data, "tokenizer", None)
     seen = probe(lm, batches(data), None if tokenizer is None else whitespace_ids(tokenizer))
-    shown = account(lm, math.ceil(batch_of(data)[0]))
+    length = math.ceil(batch_of(data)[0])
+    shown = account(lm, length)
     curve = [[every * (int(row["step"]) + 1), float(row["val/loss"])] for row in steps if row.get("val/loss")]
     found |= {
         **{name: seen[name] for name in KEPT},
         "test_tokens": seen["tokens"],
         "params": shown["params"],
         "flops_per_token": shown["flops_per_token"],
+        "training_flops_per_token": training_flops_per_token(lm, length),
         "state_bytes": {str(at): account(lm, at)["state_bytes"] for at in STATE_LENGTHS},
         "curve": curve,
         **_course(steps),

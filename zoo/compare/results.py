@@ -3,8 +3,9 @@
 runs      a row each: recipe, seed, lr, status, reason, params, tokens, loss, bpb, and all that `measure` has found
 summary   a row for each recipe: recipe, runs, mean and ci95 (of the test loss), bpb and bpb_ci95, diff_to_first and
           diff_ci95 (paired by seed), shown (of all differences together, `statistics.holm`), effective_speedup in FLOPs
-          and effective_speedup_time, each with _ci95, or no_speedup, why there is none (`zoo.compare.speedup`),
-          params, active, flops_per_token, tokens_per_s, peak_bytes; None where too few runs are done
+          of training and effective_speedup_time, each with _ci95, or no_speedup, why there is none
+          (`zoo.compare.speedup`), params, active, flops_per_token (forward), training_flops_per_token, tokens_per_s,
+          peak_bytes; None where too few runs are done
 task_runs a row for each recipe, seed and task beside: recipe, seed, task, status, reason, and steps and accuracies
 tasks     what the accuracies come to, of task_runs, and of runs that train on a task: `zoo.compare.tasks.summarize`
 """
@@ -88,7 +89,8 @@ def _summary(name: str, own: dict[int, Row]) -> Row:
         bpb = interval([own[seed]["bpb"] for seed in seeds])
         row |= {"bpb": bpb.mean, "bpb_ci95": half_width(bpb)}
     row |= dict.fromkeys(compared)
-    row |= {"params": some["params"], "active": some["sizes"]["active"], "flops_per_token": some["flops_per_token"]}
+    row |= {"params": some["params"], "active": some["sizes"]["active"]}
+    row |= {name: some.get(name) for name in ("flops_per_token", "training_flops_per_token")}
     for name in ("tokens_per_s", "peak_bytes"):
         known = [own[seed][name] for seed in seeds if own[seed].get(name) is not None]
         row[name] = statistics.median(known) if known else None

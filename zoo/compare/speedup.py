@@ -46,14 +46,14 @@ def steps_at_one_rate(recipe: Recipe) -> range | None:
 
 
 def speedup(pairs: Sequence[tuple[Row, Row]], difference: float, shown: bool, steps: range | None) -> Row:
-    """Of runs (first's, recipe's): effective_speedup in FLOPs and effective_speedup_time, each with _ci95; or
-    no_speedup, the reason. `difference` is that of the test losses, which the validation losses must bear out; `steps`
-    are those at one learning rate."""
+    """Of runs (first's, recipe's): effective_speedup in FLOPs of training and effective_speedup_time, each with _ci95;
+    or no_speedup, the reason. `difference` is that of the test losses, which the validation losses must bear out;
+    `steps` are those at one learning rate."""
     found = _sooner(pairs, difference, steps) if shown else NOT_SHOWN
     if isinstance(found, str):
         return {"no_speedup": found}
     return {
-        **_times("effective_speedup", found, [_ratio(base, own, "flops_per_token") for base, own in pairs]),
+        **_times("effective_speedup", found, [_ratio(base, own, "training_flops_per_token") for base, own in pairs]),
         **_times("effective_speedup_time", found, [_ratio(own, base, "tokens_per_s") for base, own in pairs]),
     }
 

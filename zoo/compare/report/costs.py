@@ -24,6 +24,7 @@ def costs(done: Done) -> Iterator[Block]:
                 f"{sizes['active']:,}",
                 f"{sizes['gates']['total']:,}",
                 number(some["flops_per_token"], ",.0f"),
+                number(some.get("training_flops_per_token"), ",.0f"),
                 *(f"{some['state_bytes'][length]:,}" for length in lengths),
                 middle(own, "tokens_per_s", ",.0f"),
                 middle(own, "peak_bytes", ",.0f", 1 / 2**20),
@@ -34,7 +35,8 @@ def costs(done: Done) -> Iterator[Block]:
         "parameters",
         "active",
         "in gates",
-        "FLOPs a token",
+        "FLOPs a token, forward",
+        "in training",
         *(f"state bytes at {length}" for length in lengths),
     ]
     yield Table([*titles, "tokens a second", "peak MB"], rows)
