@@ -29,13 +29,14 @@ def test_a_run_is_probed(zoo: Zoo, run: str, tmp_path: Path) -> None:
     assert len(found["layers"]) == 2
     said = zoo("probe", run, "--text", text, "--length", 100, "--out", "probed").out
     assert f"{text}: 419 targets" in said
+    assert "loss by tokens seen before, in the row and document  0+: " in said
     assert "0  " in said.split("half-life")[1]
     kept = json.loads(Path("probed/probe.json").read_text())
     assert kept["tokens"] == 419
     assert kept["by_position"][-1]["from"] == 64
     page = Path("probed/report.html").read_text()
     assert "Probe of run" in page
-    for heading in ("Loss by place in the document", "Gates", "Attention and hidden states"):
+    for heading in ("Loss by context", "Gates", "Attention and hidden states"):
         assert f"<h2>{heading}</h2>" in page
     assert "gates head by head" in page
     assert {path.name for path in Path("probed/figures").iterdir()} == {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import zoo
 from zoo.compare.probe import probe
+from zoo.data.windows import Rows
 from zoo.stack import Stack
 
 PACKED = {"cu_seqlens": torch.tensor([0, 1, 20, 64])}
@@ -45,6 +47,13 @@ def test_the_loss_is_the_models(lm: Stack, layout: dict[str, Any]) -> None:
     rows = found["by_position"]
     assert sum(row["tokens"] for row in rows) == found["tokens"]
     assert sum(row["tokens"] * row["loss"] for row in rows) == pytest.approx(found["loss"] * found["tokens"], rel=1e-5)
+
+
+def test_the_context_of_a_packed_row_starts_with_it(lm: Stack) -> None:
+    """Two rows of one document: two tokens have nothing before them, though one stands in mid-document."""
+    rows = Rows(np.arange(32) % 7, np.array([0]), np.array([32]), 16, np.ones(7, dtype=np.int64))
+    found = probe(lm, [rows.batch(np.arange(2), pack=True)])
+    assert [row["tokens"] for row in found["by_position"]] == [2, 2, 4, 8, 15]
 
 
 def test_places_are_counted_from_the_start_of_the_document(lm: Stack) -> None:

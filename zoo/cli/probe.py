@@ -22,7 +22,7 @@ _FILES = {"gates": "gates.csv", "attention": "attention.csv"}
 
 
 def main(command: str, args: list[str]) -> int:
-    parser = Parser(command, "Loss by position, gates, first-token attention and hidden states of a checkpoint.")
+    parser = Parser(command, "Loss by context, gates, first-token attention and hidden states of a checkpoint.")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
     parser.add_argument("--text", metavar="FILE", help="a text to read (- is standard input); else the run's test data")
     parser.add_argument("--length", type=int, metavar="T", help="tokens in a row of the text; default 1024")
@@ -152,8 +152,8 @@ def _plain(value: Any) -> Any:
 def _lines(found: dict[str, Any], out: Path | None) -> Iterator[str]:
     bpb = "" if found["bpb"] is None else f", {found['bpb']:.4f} bits a byte"
     yield f"{found['text']}: {found['tokens']:,} targets, loss {found['loss']:.4f} nats{bpb}"
-    places = "  ".join(f"{row['from']}+: {row['loss']:.3f}" for row in found["by_position"])
-    yield f"loss by place in the document  {places}"
+    contexts = "  ".join(f"{row['from']}+: {row['loss']:.3f}" for row in found["by_position"])
+    yield f"loss by tokens seen before, in the row and document  {contexts}"
     if found["sink_rate"] is not None:
         yield f"attention sinks in {found['sink_rate']:.1%} of documents and heads (Sink^0.3)"
     yield ""

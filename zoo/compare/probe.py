@@ -1,4 +1,4 @@
-"""What a model does on a text: its loss by position, its gates, where its attention goes, how large its states are."""
+"""What a model does on a text: its loss by context, its gates, where its attention goes, how large its states are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def probe(lm: Stack, batches: Iterable[Batch], whitespace: Tensor | None = None)
     """Plain data about a model on some batches, in one pass:
 
         tokens, loss, bpb    targets, nats a target, bits a byte (None where a batch does not say its bytes)
-        by_position          rows {from, to, tokens, loss}: places in the document [2^i, 2^(i+1)), and 0 alone
+        by_position          rows {from, to, tokens, loss}: by context, the number of tokens before in the row and the
+                             document, [2^i, 2^(i+1)), and 0 alone
         layers               rows {layer, block, mixer, max_hidden, first_share, sink, gates, half_life}: the largest
                              |x| of what the layer hands on, the share of attention on the first token and Sink^ε
                              (means over heads; None without attention), and of each slot mean, LOW and HIGH over heads
@@ -72,7 +73,7 @@ def probe(lm: Stack, batches: Iterable[Batch], whitespace: Tensor | None = None)
 
 
 class _Losses:
-    """Sums of nats by the places of their targets: place p counts in row bit_length(p)."""
+    """Sums of nats by context: that of p tokens counts in row bit_length(p)."""
 
     def __init__(self) -> None:
         self.nats = torch.zeros(64, dtype=torch.float64)
@@ -106,7 +107,7 @@ class _Losses:
 
 
 def _positions(tokens: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None) -> Tensor:
-    """[B,T] on the CPU: how many tokens of its document stand before each."""
+    """[B,T] on the CPU: how many tokens of its row and document stand before each."""
     if cu_seqlens is not None:
         bounds = cu_seqlens.cpu().long()
         return (torch.arange(tokens.shape[1]) - bounds[:-1].repeat_interleave(bounds.diff()))[None]

@@ -1,4 +1,4 @@
-"""The loss in the course of the training, and by place in the document."""
+"""The loss in the course of the training, and by the context that a token has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 from zoo.compare.document import Block, Heading
 from zoo.compare.report.rows import Done, band, figure
+
+CAPTION = (
+    "Mean over the tokens that have so many before them in their row and document, up to twice as many; none is at 0.5."
+)
 
 
 def curves(done: Done) -> Iterator[Block]:
@@ -15,9 +19,9 @@ def curves(done: Done) -> Iterator[Block]:
 
 
 def positions(done: Done) -> Iterator[Block]:
-    yield Heading("Loss by place in the document")
+    yield Heading("Loss by context")
     for key, name, caption in (
-        ("by_position", "positions", "Mean over the tokens from this place on, up to twice as far; place 0 is at 0.5."),
+        ("by_position", "positions", CAPTION),
         ("long", "positions-long", "The same on rows longer than those of the training."),
     ):
         lines = []
@@ -25,4 +29,4 @@ def positions(done: Done) -> Iterator[Block]:
             rows = [run["long"]["by_position"] if key == "long" else run[key] for run in own if run.get(key)]
             if rows:
                 lines.append(band(recipe, [[[max(row["from"], 0.5), row["loss"]] for row in each] for each in rows]))
-        yield from figure(name, lines, "place", "loss (nats)", caption, log_x=True)
+        yield from figure(name, lines, "tokens before", "loss (nats)", caption, log_x=True)
