@@ -102,6 +102,36 @@ def test_the_tokens_of_a_step_are_those_of_all_its_batches_and_processes(tmp_pat
     assert protocol.tokens - 256 * 4 * 3 * 2 < 100_000 <= protocol.tokens
 
 
+@pytest.mark.parametrize(
+    ("batches", "steps", "limit", "epoch"),
+    [
+        (4, 2, None, None),
+        (4, 3, None, 10),
+        (5, 9, None, None),
+        (1, 99, None, None),
+        (4, 2, 6, 6),
+        (4, 2, 8, None),
+        (4, 3, 8, 10),
+        (2, 99, 0.45, None),
+    ],
+)
+def test_a_step_of_fewer_batches_at_the_end_of_an_epoch_is_refused(
+    tmp_path: Path, batches: int, steps: int, limit: float | None, epoch: int | None
+) -> None:
+    """Ten batches an epoch: of four Lightning makes steps of 4, 4 and 2. Under a limit of eight, the second has two."""
+    trainer = f"max_steps: {steps}, accumulate_grad_batches: {batches}, accelerator: cpu, devices: 1"
+    trainer += "" if limit is None else f", limit_train_batches: {limit}"
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        f"base: tasks/parity\ndata: {{init_args: {{n_train: 60, batch_size: 6}}}}\ntrainer: {{{trainer}}}\n"
+    )
+    if epoch is None:
+        assert make_protocol([str(recipe), str(recipe)], by="none").steps == steps
+        return
+    with pytest.raises(RecipeError, match=rf": {batches} does not divide the {epoch} batches of an epoch"):
+        make_protocol([str(recipe), str(recipe)], by="none")
+
+
 @pytest.mark.parametrize("batches", [1, 4])
 def test_the_loss_is_measured_as_often_however_many_batches_a_step_takes(tmp_path: Path, batches: int) -> None:
     """Lightning's interval is one of batches."""

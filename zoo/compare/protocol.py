@@ -85,7 +85,9 @@ def make_protocol(
         load_stack_config(recipe)
         _check_alike(name, recipe, named[0][0], first, tokens is not None, allow)
         notes += _taken(name, recipe, first)
-    steps, tokens, length = _amount(first, tokens, processes_of(first.data.get("trainer") or {}, jobs))
+    processes = processes_of(first.data.get("trainer") or {}, jobs)
+    steps, tokens, length = _amount(first, tokens, processes)
+    _check_whole_steps(first, steps, processes)
     shared = _shared(first, steps)
     target = budget_of(first, by, length) if by != "none" else 0
     entries: list[Entry] = []
@@ -184,6 +186,36 @@ def _amount(first: Recipe, tokens: int | None, processes: int) -> tuple[int, int
     if found is None or found < 1:
         raise RecipeError("zoo compare: the first recipe says no trainer.max_steps: give --tokens")
     return found, found * step, length
+
+
+def _check_whole_steps(first: Recipe, steps: int, processes: int) -> None:
+    """RecipeError for a run in which some steps take fewer batches, and so fewer tokens, than are counted: Lightning
+    takes one at the end of an epoch with the batches that are left."""
+    batches = accumulated(first)
+    if batches == 1:
+        return
+    for epoch in _epochs(first, processes):
+        if epoch % batches and epoch < steps * batches:
+            raise RecipeError(
+                f"zoo compare: trainer.accumulate_grad_batches: {batches} does not divide the {epoch:,} batches of an "
+                f"epoch, whose last step would have fewer tokens: choose a divisor, another data.batch_size, or at "
+                f"most {epoch // batches:,} steps"
+            )
+
+
+def _epochs(recipe: Recipe, processes: int) -> tuple[int, ...]:
+    """Batches until the trainer's epoch ends, and until the data's does: under `limit_train_batches` the loader goes on
+    from where it was, and what it has left is an epoch, too. None of a loader of the user's that has no length."""
+    data = data_module(recipe.data.get("data"))
+    data.setup("fit")
+    try:
+        whole = len(data.train_dataloader()) // processes
+    except TypeError:
+        return ()
+    limit = (recipe.data.get("trainer") or {}).get("limit_train_batches")
+    if limit is None:
+        return whole, whole
+    return (min(limit, whole) if isinstance(limit, int) else int(limit * whole)), whole
 
 
 def batch_of(data: Any) -> tuple[float, int]:
