@@ -1,7 +1,7 @@
 """What the runs of a comparison share, and what alone they differ in.
 
 The first recipe's data, optimizer, schedule and trainer hold for all; the others bring their stacks. Data, tokens, or a
-tokenizer that differ are refused, since what follows from them would be laid at the architecture's door.
+tokenizer that differ are refused, since what follows from them would be attributed to the architecture.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -36,6 +35,9 @@ from zoo.train.metrics_csv import FILE as METRICS
 from zoo.train.metrics_csv import MetricsCSV
 from zoo.train.say import say
 from zoo.train.weights import find_checkpoint
+
+if sys.platform != "win32":
+    import fcntl
 
 CONFIG, RUN, TOKENIZER, SAMPLE = "config.yaml", "run.json", "tokenizer.json", "sample.txt"
 LOCK = "lock"
@@ -84,7 +86,8 @@ def lock_run_folder(folder: Path) -> IO[str]:
     """
     file = (folder / LOCK).open("a+", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip()
