@@ -61,6 +61,18 @@ def extra_training_flops(model: Stack, length: int) -> float:
     return training_flops(extra.block, length) + 6.0 * rest
 
 
+def model_flops(model: Stack, length: int) -> float:
+    """Operations a token of a model's forward."""
+    return sum(forward_flops(layer, length) for layer in layers_of(model)) + outside_flops(model)
+
+
+def model_training_flops(model: Stack, length: int) -> float:
+    """Operations a token of a training step: with what only training computes, multi-token prediction and the backward,
+    and without the backward of what has none."""
+    layers = sum(training_flops(layer, length) for layer in layers_of(model))
+    return layers + 3 * outside_flops(model) + extra_training_flops(model, length)
+
+
 def state_bytes(block: Block, length: int, dtype: torch.dtype) -> int:
     """What the cache holds of one layer for one sequence: recurrent states are float32 or better, the rest has the
     model's dtype."""

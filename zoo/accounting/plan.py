@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 
 from zoo.accounting.activations import Activations, activations
 from zoo.accounting.costs import (
-    extra_training_flops,
-    forward_flops,
     layers_of,
-    outside_flops,
+    model_flops,
+    model_training_flops,
     state_bytes,
     training_flops,
 )
@@ -93,8 +92,7 @@ def plan(model: Stack, make_optimizer: Callable[[Stack], Optimizer], setup: Setu
     held = activations(model, setup.batch, setup.length, setup.autocast)
     fullest = peak(model, held, states, setup.gpus, setup.accumulates)
     by_layer = [training_flops(layer, setup.length) for layer in layers_of(model)]
-    training = sum(by_layer) + 3 * outside_flops(model) + extra_training_flops(model, setup.length)
-    forward = sum(forward_flops(layer, setup.length) for layer in layers_of(model)) + outside_flops(model)
+    training, forward = model_training_flops(model, setup.length), model_flops(model, setup.length)
     return {
         "gpus": setup.gpus,
         "gpu": None if setup.gpu is None else setup.gpu.name,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.accounting.costs import extra_training_flops, forward_flops, layers_of, outside_flops, training_flops
+from zoo.accounting.costs import model_flops, model_training_flops
 from zoo.bench.model_side import Answer, Side, answers
 from zoo.hf import to_hf
 from zoo.hf.family import families
@@ -62,12 +62,10 @@ class Ours(Side):
         with trace() as choices:
             self.loss(self.tokens(1, min(self.length, 256)))
         lm, length = self.model, self.length
-        layers = layers_of(lm)
-        training = sum(training_flops(layer, length) for layer in layers)
         return {
             "params": sum(parameter.numel() for parameter in lm.parameters()),
-            "flops_per_token": sum(forward_flops(layer, length) for layer in layers) + outside_flops(lm),
-            "training_flops_per_token": training + 3 * outside_flops(lm) + extra_training_flops(lm, length),
+            "flops_per_token": model_flops(lm, length),
+            "training_flops_per_token": model_training_flops(lm, length),
             "backends": sorted({str(choice) for choice in choices}),
             "gpu": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None,
         }

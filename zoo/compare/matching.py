@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.accounting.costs import count, extra_training_flops, layers_of, outside_flops, training_flops
+from zoo.accounting.costs import count, model_training_flops
 from zoo.compare.differences import differences
 from zoo.config import FFNPart, MixerPart, Part, build
 from zoo.decode import decode_options, option_parameters
 from zoo.recipe import Recipe, load_stack_config
 from zoo.registry import FFNS, MIXERS, RecipeError
 from zoo.shapes import LayerContext
-from zoo.stack import Stack, load
+from zoo.stack import load
 
 Budget = Literal["params", "flops"]
 TOLERANCE = 0.01
@@ -48,14 +48,8 @@ def budget_of(recipe: Recipe, by: Budget, length: int) -> int:
     """Parameters of what is left after training, or FLOPs a token of training on rows of `length` tokens."""
     model = load(recipe, device="meta")
     if by == "flops":
-        return int(training_flops_per_token(model, length))
+        return int(model_training_flops(model, length))
     return count(model.parameters()) - (0 if model.multi_token is None else count(model.multi_token.parameters()))
-
-
-def training_flops_per_token(model: Stack, length: int) -> float:
-    """With what only training computes: multi-token prediction, the backward, and not that of what has none."""
-    layers = sum(training_flops(layer, length) for layer in layers_of(model))
-    return layers + 3 * outside_flops(model) + extra_training_flops(model, length)
 
 
 def match(recipe: Recipe, target: int, by: Budget = "params", length: int = 4096) -> Matched:

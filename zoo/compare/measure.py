@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from zoo.accounting import account
+from zoo.accounting.costs import model_training_flops
 from zoo.bench.measure import wait
-from zoo.compare.matching import training_flops_per_token
 from zoo.compare.probe import probe
 from zoo.compare.protocol import accumulated, batch_of
 from zoo.compare.runs import ANSWERS, FITTED, RESULT, read_json, write_json
@@ -88,7 +88,7 @@ def measure(run: Path, answers: bool = False) -> dict[str, Any]:
         "test_tokens": seen["tokens"],
         "params": shown["params"],
         "flops_per_token": shown["flops_per_token"],
-        "training_flops_per_token": training_flops_per_token(lm, length),
+        "training_flops_per_token": model_training_flops(lm, length),
         "state_bytes": {str(at): account(lm, at)["state_bytes"] for at in STATE_LENGTHS},
         "curve": curve,
         **_course(steps),
