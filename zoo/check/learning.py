@@ -106,10 +106,6 @@ def bfloat16(case: Case, t: Trial) -> None:
             with default_dtype(torch.bfloat16):
                 lm = load(recipe(case))
             lm.load_state_dict(full.state_dict())
-            own = dict(full.named_buffers())
-            for key, buffer in lm.named_buffers():
-                if buffer.dtype == torch.float32:
-                    t.equal(buffer, own[key], key)
         elif way == "cast":
             lm.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
